@@ -18,7 +18,17 @@
  *  9. A contended answer is a read; it writes nothing.
  */
 import { Context, type Effect, type Stream } from "effect"
-import type { AcquireId, FencingToken, LockGrant, LockInfo, LockKey, OwnerId, Revocation, Session, SessionId } from "./Lock.ts"
+import type {
+  AcquireId,
+  FencingToken,
+  LockGrant,
+  LockInfo,
+  LockKey,
+  OwnerId,
+  Revocation,
+  Session,
+  SessionId
+} from "./Lock.ts"
 import type {
   BackendError,
   FencedOut,
@@ -114,7 +124,11 @@ export class LockStore extends Context.Service<
       token: FencingToken,
       ttlMillis: number
     ) => Effect.Effect<LockGrant, LockLost | BackendError>
-    readonly release: (key: LockKey, ownerId: OwnerId, token: FencingToken) => Effect.Effect<void, LockLost | BackendError>
+    readonly release: (
+      key: LockKey,
+      ownerId: OwnerId,
+      token: FencingToken
+    ) => Effect.Effect<void, LockLost | BackendError>
     /** Advisory. */
     readonly inspect: (key: LockKey) => Effect.Effect<LockInfo, LockNotFound | BackendError>
     readonly revoke: (request: RevokeRequest) => Effect.Effect<Revocation, LockNotFound | FencedOut | BackendError>

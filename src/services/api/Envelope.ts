@@ -1,0 +1,151 @@
+/**
+ * Everything that does not come out of an endpoint also wears the envelope: unknown routes, other methods, bodies too
+ * large or of another type, and defects. No HTML and no empty error body, ever: an HTML 503 breaks the parser of every
+ * client.
+ */
+import { ByteSize, Cause, Effect, Layer, Schema } from "effect"
+import {
+  FindMyWay,
+  HttpIncomingMessage,
+  HttpRouter,
+  HttpServerError,
+  HttpServerRequest,
+  HttpServerResponse
+} from "effect/http"
+import { HttpApi, type HttpApiGroup } from "effect/http-api"
+import { invalidField } from "../../core/RequestFailures.ts"
+import { limits } from "../../core/Settings.ts"
+import { TraceId } from "../../core/TraceId.ts"
+import {
+  ENVELOPE_CONTENT_TYPE,
+  Internal,
+  MethodNotAllowed,
+  PayloadTooLarge,
+  RouteNotFound,
+  UnsupportedMediaType,
+  wire,
+  type WireError,
+  type WireTag,
+  rowOf
+} from "./ApiError.ts"
+import { requestTraceId } from "./RequestErrors.ts"
+
+/** Node's own limit of a path parameter is 100 characters; a longer key must be told what is wrong, not 404. */
+export const routerConfig = { maxParamLength: 4096 }
+
+const encoders = new Map<WireTag, (failure: WireError) => Effect.Effect<unknown, Schema.SchemaError>>()
+
+/** The response of one failure, outside any endpoint. */
+export const respond = (failure: WireError): Effect.Effect<HttpServerResponse.HttpServerResponse> => {
+  let encode = encoders.get(failure._tag)
+  if (encode === undefined) {
+    encode = Schema.encodeUnknownEffect(Schema.toCodecJson(wire(failure._tag)) as Schema.Codec<unknown>)
+    encoders.set(failure._tag, encode)
+  }
+  return Effect.map(Effect.orDie(encode(failure)), (body) =>
+    HttpServerResponse.text(JSON.stringify(body), {
+      status: rowOf(failure).status,
+      contentType: ENVELOPE_CONTENT_TYPE,
+      headers: failure._tag === "MethodNotAllowed" ? { allow: failure.allow.join(", ") } : {}
+    })
+  )
+}
+
+/** path to methods, from the same `HttpApi`: tells 404 from 405. */
+const methodTable = <Id extends string, Groups extends HttpApiGroup.Constraint>(api: HttpApi.HttpApi<Id, Groups>) => {
+  const byPath = new Map<string, Array<string>>()
+  HttpApi.reflect(api, {
+    onGroup() {},
+    onEndpoint({ endpoint }) {
+      byPath.set(endpoint.path, [...(byPath.get(endpoint.path) ?? []), endpoint.method])
+    }
+  })
+  const router = FindMyWay.make<ReadonlyArray<string>>(routerConfig)
+  for (const [path, methods] of byPath) router.on("GET", path as `/${string}`, methods)
+  return (url: string): ReadonlyArray<string> | undefined => router.find("GET", url)?.handler
+}
+
+const hasBody = (request: HttpServerRequest.HttpServerRequest): boolean =>
+  request.headers["transfer-encoding"] !== undefined || Number(request.headers["content-length"] ?? 0) > 0
+
+const isJson = (contentType: string | undefined): boolean =>
+  contentType !== undefined && /^application\/json\s*(;|$)/i.test(contentType.trim())
+
+export const layer = <Id extends string, Groups extends HttpApiGroup.Constraint>(api: HttpApi.HttpApi<Id, Groups>) => {
+  const methodsOf = methodTable(api)
+
+  const fromUnknown = (u: unknown, request: HttpServerRequest.HttpServerRequest): WireError => {
+    if (HttpServerError.isHttpServerError(u)) {
+      switch (u.reason._tag) {
+        case "RouteNotFound": {
+          const allow = methodsOf(request.url)
+          return allow === undefined
+            ? new RouteNotFound({ path: (request.url.split("?")[0] ?? "").slice(0, 256) })
+            : new MethodNotAllowed({ allow })
+        }
+        case "RequestParseError":
+          return u.reason.reason === "BodyTooLarge"
+            ? new PayloadTooLarge({ limitBytes: limits.bodyBytes })
+            : invalidField("payload", "the body is no readable JSON")
+        default:
+          return new Internal()
+      }
+    }
+    return new Internal()
+  }
+
+  const answer = (failure: WireError) =>
+    Effect.flatMap(requestTraceId, (traceId) => Effect.provideService(respond(failure), TraceId, traceId))
+
+  const onFailure = (cause: Cause.Cause<unknown>, request: HttpServerRequest.HttpServerRequest) => {
+    // Interruption (the client is gone, shutdown) stays what it is.
+    if (Cause.hasInterruptsOnly(cause)) return Effect.failCause(cause)
+    const squashed = Cause.squash(cause)
+    if (HttpServerResponse.isHttpServerResponse(squashed)) return onSuccess(squashed, request)
+    const failure = fromUnknown(squashed, request)
+    return Effect.andThen(
+      failure._tag === "Internal" ? Effect.logError("a failure without a row in the error table", cause) : Effect.void,
+      answer(failure)
+    )
+  }
+
+  // Responses that the platform made by itself (415, empty 4xx and 5xx).
+  const onSuccess = (response: HttpServerResponse.HttpServerResponse, request: HttpServerRequest.HttpServerRequest) => {
+    if (
+      response.status < 400 ||
+      // A health answer has its own body (503 DOWN).
+      request.url.startsWith("/actuator/") ||
+      ("contentType" in response.body && response.body.contentType === ENVELOPE_CONTENT_TYPE)
+    ) {
+      return Effect.succeed(response)
+    }
+    switch (response.status) {
+      case 413:
+        return answer(new PayloadTooLarge({ limitBytes: limits.bodyBytes }))
+      case 415:
+        return answer(new UnsupportedMediaType({ expected: "application/json" }))
+      default:
+        return Effect.andThen(
+          Effect.logError("a response without an envelope", response.status),
+          answer(new Internal())
+        )
+    }
+  }
+
+  return HttpRouter.middleware(
+    (effect) =>
+      Effect.flatMap(HttpServerRequest.HttpServerRequest, (request) =>
+        hasBody(request) && !isJson(request.headers["content-type"]) && methodsOf(request.url) !== undefined
+          ? answer(new UnsupportedMediaType({ expected: "application/json" }))
+          : // The type wants the failure channel left alone; answering every failure is the point here.
+            (Effect.matchCauseEffect(effect, {
+              onFailure: (cause) => onFailure(cause, request),
+              onSuccess: (response) => onSuccess(response, request)
+            }) as unknown as typeof effect)
+      ),
+    { global: true }
+  )
+}
+
+/** To be provided to the layer made by `HttpRouter.serve`: every request fiber inherits it. */
+export const maxBody = Layer.succeed(HttpIncomingMessage.MaxBodySize, ByteSize.bytes(limits.bodyBytes))

@@ -1,0 +1,70 @@
+/**
+ * The middleware that every endpoint carries: it gives the request its trace id and turns a request that does not
+ * decode into `ValidationFailed` or `InvalidToken`, before any service code runs. Every typed failure passes here once
+ * and is logged at the level of its row.
+ */
+import { Effect, Layer, Option, SchemaIssue, Tracer } from "effect"
+import { HttpServerRequest, HttpTraceContext } from "effect/http"
+import { HttpApiError, HttpApiMiddleware } from "effect/http-api"
+import { InvalidToken, ValidationFailed } from "../../core/RequestFailures.ts"
+import { randomTraceId, TraceId } from "../../core/TraceId.ts"
+import { errors, isWireError, rowOf } from "./ApiError.ts"
+
+export class RequestErrors extends HttpApiMiddleware.Service<RequestErrors>()("dlock/services/api/RequestErrors", {
+  error: errors(
+    "ValidationFailed",
+    "InvalidToken",
+    "RouteNotFound",
+    "MethodNotAllowed",
+    "PayloadTooLarge",
+    "UnsupportedMediaType",
+    "MalformedRequest",
+    "RequestTimeout",
+    "HeadersTooLarge",
+    "Internal"
+  )
+}) {}
+
+/** The active span's trace id; without tracing the caller's `traceparent`, else a random one. */
+export const requestTraceId: Effect.Effect<string> = Effect.gen(function* () {
+  const span = yield* Effect.serviceOption(Tracer.ParentSpan)
+  if (Option.isSome(span)) return span.value.traceId
+  const request = yield* Effect.serviceOption(HttpServerRequest.HttpServerRequest)
+  const parent = Option.flatMap(request, (r) => HttpTraceContext.fromHeaders(r.headers))
+  return Option.isSome(parent) ? parent.value.traceId : yield* randomTraceId
+})
+
+const issuesOf = SchemaIssue.makeFormatterStandardSchemaV1()
+
+const decodeFailure = (failure: HttpApiError.HttpApiSchemaError): ValidationFailed | InvalidToken => {
+  const slot = failure.kind.toLowerCase()
+  const fields = issuesOf(failure.cause.issue).issues.map((issue) => ({
+    path: [slot, ...(issue.path ?? []).map((step) => String(typeof step === "object" ? step.key : step))].join("."),
+    reason: issue.message.slice(0, 300)
+  }))
+  const token = fields.find((field) => field.path === "headers.x-fencing-token")
+  return token !== undefined && fields.length === 1
+    ? new InvalidToken({ reason: token.reason })
+    : new ValidationFailed({ fields })
+}
+
+export const layer = Layer.succeed(RequestErrors, (endpointEffect, { endpoint }) =>
+  Effect.flatMap(requestTraceId, (traceId) =>
+    Effect.catch(endpointEffect, (failure: unknown) => {
+      // A response that does not encode is our own bug: the 500 branch.
+      if (
+        HttpApiError.HttpApiSchemaError.is(failure) &&
+        (failure.kind === "Body" || failure.kind === "ResponseHeaders")
+      ) {
+        return Effect.die(failure)
+      }
+      const error = HttpApiError.HttpApiSchemaError.is(failure) ? decodeFailure(failure) : failure
+      if (!isWireError(error)) return Effect.die(error)
+      const row = rowOf(error)
+      return Effect.logWithLevel(row.log)(row.message(error)).pipe(
+        Effect.annotateLogs({ code: row.code, endpoint: endpoint.identifier, traceId }),
+        Effect.andThen(Effect.fail(error as ValidationFailed))
+      )
+    }).pipe(Effect.provideService(TraceId, traceId))
+  )
+)
