@@ -4,7 +4,7 @@
  * It takes only failures that carry `retryAfterMillis`, that is those after which repeating the same call is safe. A
  * terminal failure such as `LockLost` or `FencedOut` has none, so retrying it does not compile.
  */
-import { Effect, Random } from "effect"
+import { type Effect, Random } from "effect"
 import type { RetrySettings } from "./Settings.ts"
 
 export interface RetrySafe {

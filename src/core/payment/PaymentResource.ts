@@ -1,8 +1,6 @@
 /**
- * What payment-resource offers (P1 to P12), and the seam to paydb under it.
- *
- * Both have the same operations on purpose: the fence point (a) is inside `claim` and every later write, in the
- * statement, so nobody above the store can forget it. `PaymentService` adds what concerns people (log, metrics).
+ * What payment-resource offers (P1 to P12). Its seam to paydb, `PaymentStore`, has the same operations on purpose: fence
+ * point (a) is inside `claim` and every later write, in the statement, so nobody above the store can forget it.
  *
  * No protected write can be expressed without a token: `ProtectedWrite.token` is required and branded (INV-07).
  */
@@ -97,26 +95,3 @@ export interface PaymentOperations {
 export class PaymentResource extends Context.Service<PaymentResource, PaymentOperations>()(
   "dlock/core/payment/PaymentResource"
 ) {}
-
-export interface Backlog {
-  readonly byState: Readonly<Record<PayoutState, number>>
-  readonly oldestPendingMillis: number
-  readonly oldestClaimedMillis: number
-  readonly oldestAmbiguousMillis: number
-  /** Rows of `invariant_violation`, by name of the invariant; rows written unfenced are not among them. */
-  readonly violations: Readonly<Record<string, number>>
-}
-
-/** The seam to paydb. */
-export class PaymentStore extends Context.Service<
-  PaymentStore,
-  PaymentOperations & {
-    readonly backlog: Effect.Effect<Backlog, BackendUnavailable>
-    readonly ping: Effect.Effect<void, BackendUnavailable>
-    /** What is missing of the database's guards (`guard_missing`), and the kill switch of fence point (a) there. */
-    readonly guards: Effect.Effect<
-      { readonly missing: ReadonlyArray<string>; readonly switchOn: boolean; readonly unfencedRows: boolean },
-      BackendUnavailable
-    >
-  }
->()("dlock/core/payment/PaymentStore") {}

@@ -1,0 +1,29 @@
+/**
+ * The seam to paydb: the operations of `PaymentResource` with fence point (a) inside, and what an operator watches.
+ */
+import { Context, type Effect } from "effect"
+import type { BackendUnavailable } from "../lock/LockErrors.ts"
+import type { PaymentOperations } from "./PaymentResource.ts"
+import type { PayoutState } from "./Payout.ts"
+
+export interface Backlog {
+  readonly byState: Readonly<Record<PayoutState, number>>
+  readonly oldestPendingMillis: number
+  readonly oldestClaimedMillis: number
+  readonly oldestAmbiguousMillis: number
+  /** Rows of `invariant_violation`, by name of the invariant; rows written unfenced are not among them. */
+  readonly violations: Readonly<Record<string, number>>
+}
+
+export class PaymentStore extends Context.Service<
+  PaymentStore,
+  PaymentOperations & {
+    readonly backlog: Effect.Effect<Backlog, BackendUnavailable>
+    readonly ping: Effect.Effect<void, BackendUnavailable>
+    /** What is missing of the database's guards (`guard_missing`), and the kill switch of fence point (a) there. */
+    readonly guards: Effect.Effect<
+      { readonly missing: ReadonlyArray<string>; readonly switchOn: boolean; readonly unfencedRows: boolean },
+      BackendUnavailable
+    >
+  }
+>()("dlock/core/payment/PaymentStore") {}
