@@ -1,0 +1,83 @@
+/**
+ * The clock of one process: computed from virtual time, so that a paused node finds it has jumped.
+ *
+ * The wall clock has an offset, a drift and steps; the monotonic clock has its own drift and an arbitrary origin that is
+ * another one after every restart, as `hrtime` has. Timers follow the monotonic clock.
+ */
+import { Duration, Effect, type Clock } from "effect"
+import { mix, named, Purpose } from "./Draw.ts"
+import type { Process } from "./Node.ts"
+
+/** The wall clock of a node without error shows this when a world begins. */
+export const epochMillis = Date.UTC(2026, 0, 1)
+
+const wallRead = named("read wall clock")
+const monotonicRead = named("read monotonic clock")
+
+export class NodeClock implements Clock.Clock {
+  readonly currentTimeMillis: Effect.Effect<number> = Effect.sync(() => this.currentTimeMillisUnsafe())
+  readonly currentTimeNanos: Effect.Effect<bigint> = Effect.sync(() => this.currentTimeNanosUnsafe())
+  readonly monotonicTimeNanos: Effect.Effect<bigint> = Effect.sync(() => this.monotonicTimeNanosUnsafe())
+  private readonly process: Process
+  private readonly bootedAt: number
+  private readonly originMicros: number
+
+  constructor(process: Process) {
+    this.process = process
+    const { world, node } = process
+    this.bootedAt = world.now
+    this.originMicros = mix(world.seed, Purpose.clockOrigin, node.key, process.boot)
+  }
+
+  private wallMicros(): number {
+    const { node, world } = this.process
+    return epochMillis * 1000 + node.wallOffsetMicros + Math.floor(world.now * node.wallRate)
+  }
+
+  currentTimeMillisUnsafe(): number {
+    const millis = Math.floor(this.wallMicros() / 1000)
+    this.process.node.see(wallRead)
+    return millis
+  }
+
+  currentTimeNanosUnsafe(): bigint {
+    const micros = this.wallMicros()
+    this.process.node.see(wallRead)
+    return BigInt(micros) * 1000n
+  }
+
+  monotonicTimeNanosUnsafe(): bigint {
+    const { node, world } = this.process
+    const micros = this.originMicros + Math.floor((world.now - this.bootedAt) * node.monotonicRate)
+    node.see(monotonicRead)
+    return BigInt(micros) * 1000n
+  }
+
+  sleep(duration: Duration.Duration): Effect.Effect<void> {
+    const millis = Duration.toMillis(duration)
+    if (millis <= 0) return Effect.yieldNow
+    if (!Number.isFinite(millis)) return Effect.never
+    return Effect.callback<void>((resume) => {
+      const process = this.process
+      // The event belongs to the process: killed, it leaves no timer behind. Due while paused, it waits in the run queue.
+      const event = process.world.after(
+        this.timerMicros(millis),
+        () => process.enqueue(() => resume(Effect.void)),
+        process
+      )
+      return Effect.sync(() => event.cancel())
+    })
+  }
+
+  /** How long in virtual time a timer of so many local milliseconds takes: never nothing, a little off if so configured. */
+  private timerMicros(millis: number): number {
+    const { node, world, boot } = this.process
+    const nth = this.process.timers++
+    let micros = Math.ceil((Math.max(1, millis) * 1000) / node.monotonicRate)
+    const slack = world.timerEarlyMicrosMax + world.timerLateMicrosMax
+    if (slack > 0) {
+      micros += (mix(world.seed, Purpose.timer, node.key ^ boot, nth) % (slack + 1)) - world.timerEarlyMicrosMax
+    }
+    return micros < 1 ? 1 : micros
+  }
+}
