@@ -161,8 +161,7 @@ const isUrl = (value: string, protocols: ReadonlyArray<string>) =>
   URL.canParse(value) && protocols.includes(new URL(value).protocol) && new URL(value).hostname !== ""
 const httpUrl: Kind<string> = {
   allowed: "an http:// or https:// URL without credentials",
-  parse: (value) =>
-    isUrl(value, ["http:", "https:"]) && !value.includes("@") ? value.replace(/\/+$/, "") : undefined
+  parse: (value) => (isUrl(value, ["http:", "https:"]) && !value.includes("@") ? value.replace(/\/+$/, "") : undefined)
 }
 const pgUrl: Kind<Redacted.Redacted> = {
   allowed: "postgres://user:password@host:port/database",
