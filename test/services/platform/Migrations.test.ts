@@ -31,7 +31,10 @@ const write = (at: string | URL, files: Readonly<Record<string, string>>) =>
 
 const aTable = () => `t_${crypto.randomBytes(4).toString("hex")}`
 
-layer(TestDatabase.layer("empty", () => Effect.void), { excludeTestServices: true })("Migrations", (it) => {
+layer(
+  TestDatabase.layer("empty", () => Effect.void),
+  { excludeTestServices: true }
+)("Migrations", (it) => {
   it.effect("several services that start at once apply every file once, in order", () =>
     Effect.gen(function* () {
       const { url, pool } = yield* TestDatabase
