@@ -65,7 +65,18 @@ export interface RevokeRequest {
 
 /** Something about a key changed so that a waiter should look again. A hint: it may be spurious or missing. */
 export interface LockChange {
-  readonly key: LockKey
+  /** Null: changes may have been missed (the connection was lost), so look at every key. */
+  readonly key: LockKey | null
+}
+
+/** How long the grant that a release or a revoke ended had been held, by the store's clock. */
+export interface Released {
+  readonly heldMillis: number
+}
+
+export interface RevokedGrant extends Revocation {
+  /** Null when this answers a repeat: the grant was ended, and told of, before. */
+  readonly heldMillis: number | null
 }
 
 /** A grant that ended by itself (lease or session ran out), found by the sweep. */
@@ -128,10 +139,10 @@ export class LockStore extends Context.Service<
       key: LockKey,
       ownerId: OwnerId,
       token: FencingToken
-    ) => Effect.Effect<void, LockLost | BackendError>
+    ) => Effect.Effect<Released, LockLost | BackendError>
     /** Advisory. */
     readonly inspect: (key: LockKey) => Effect.Effect<LockInfo, LockNotFound | BackendError>
-    readonly revoke: (request: RevokeRequest) => Effect.Effect<Revocation, LockNotFound | FencedOut | BackendError>
+    readonly revoke: (request: RevokeRequest) => Effect.Effect<RevokedGrant, LockNotFound | FencedOut | BackendError>
     /** Changes of any key, as seen by this process's connection to the backend. Never the only wake-up. */
     readonly changes: Stream.Stream<LockChange, BackendError>
     /**
