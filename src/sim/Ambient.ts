@@ -14,6 +14,9 @@ import { What } from "./Trace.ts"
 /** The process a fiber runs in: lets a client that is built once for many worlds find out whose it is at each call. */
 export class CurrentProcess extends Context.Service<CurrentProcess, Process>()("dlock/sim/Ambient/CurrentProcess") {}
 
+/** The services that a program finds without providing them. (Clock, Random and the like are references, always there.) */
+export type Ambient = CurrentProcess | SecureRandom.SecureRandom
+
 /** Logging and tracing cost nothing unless asked for. Built once: the same for every process of every world. */
 const quiet = Context.make(References.MinimumLogLevel, "None").pipe(
   Context.add(References.TracerEnabled, false),
@@ -43,19 +46,23 @@ const seededTracer = (rng: () => Rng): Tracer.Tracer =>
     }
   })
 
-/** A planted fault may pause or kill the process at the point: that takes effect at the next operation. */
+/**
+ * A planted fault may pause or kill the process at the point, and must do so *at* the point: a generator runs on from one
+ * `yield*` to the next without asking the scheduler, so the fiber gives up the CPU here. Killed, it never gets it back.
+ */
 const reachedIn =
   (process: Process) =>
   (name: string): Effect.Effect<void> =>
-    Effect.sync(() => {
+    Effect.suspend(() => {
       const { node, world } = process
       const point = node.point(name)
       world.record(node, What.point, point, point.visits + 1)
       node.reach(point)
       if (process.alive) node.see(point)
+      return process.alive && !node.paused ? Effect.void : Effect.yieldNow
     })
 
-export const processContext = (process: Process): Context.Context<CurrentProcess> => {
+export const processContext = (process: Process): Context.Context<Ambient> => {
   const secure = lazily(process, Purpose.secureRandom)
   const context = quiet.pipe(
     Context.add(Scheduler.Scheduler, process),

@@ -12,7 +12,7 @@
  *   completer belongs to another node, the two share something that no network would carry: a leak.
  */
 import { Effect, type Context, type Exit, type Fiber, type Scheduler } from "effect"
-import { processContext, type CurrentProcess } from "./Ambient.ts"
+import { processContext, type Ambient } from "./Ambient.ts"
 import { hashText, mix, Purpose, type Named } from "./Draw.ts"
 import type { EventOwner } from "./EventQueue.ts"
 import { nothing, What } from "./Trace.ts"
@@ -22,7 +22,7 @@ import type { VirtualWorld } from "./VirtualWorld.ts"
  * What a node runs. Called once per incarnation: build the Layers inside, on the process's own clock and scheduler. It deals
  * with its failures itself; what is left is a defect, and that is a bug.
  */
-export type Program = (process: Process) => Effect.Effect<unknown, never, CurrentProcess>
+export type Program = (process: Process) => Effect.Effect<unknown, never, Ambient>
 
 /**
  * Why a node has no process: never started, came to an end, was killed, or its machine is without power. The last alone
@@ -304,7 +304,9 @@ export class Lane implements Scheduler.SchedulerDispatcher {
     this.priority = priority
   }
 
+  /** Called by Effect, for a fiber of this process or for a Queue made in it. A fiber of another node has no business here. */
   scheduleTask(task: () => void, _priority: number): void {
+    this.process.calledBy(this.process.world.running)
     this.process.push(task, this)
   }
 
@@ -322,7 +324,7 @@ export class Process implements Scheduler.Scheduler, EventOwner {
   /** Which incarnation of its node. */
   readonly boot: number
   /** The root context of all its fibers. */
-  readonly context: Context.Context<CurrentProcess>
+  readonly context: Context.Context<Ambient>
   alive = true
   /** Open connections, as caller or as server. */
   readonly connections = new Set<Connection>()
@@ -368,15 +370,8 @@ export class Process implements Scheduler.Scheduler, EventOwner {
         return !this.alive || node.busyUntil > this.world.now
       }
       const running = this.world.running
-      if (running !== this) {
-        if (running !== undefined) {
-          this.world.leak(
-            `${running.node.name} resumed a fiber of ${node.name}: the two share a Deferred, Queue, Latch or Semaphore`
-          )
-        }
-        return true
-      }
-      if (!this.world.inlineResume) return true
+      this.calledBy(running)
+      if (running !== this || !this.world.inlineResume) return true
     }
     if (!this.alive || node.busyUntil > this.world.now) return true
     if (node.countOp() && (!this.alive || node.busyUntil > this.world.now)) return true
@@ -385,8 +380,16 @@ export class Process implements Scheduler.Scheduler, EventOwner {
     return --this.left <= 0
   }
 
+  /** Somebody makes a fiber of this process run: only the process itself may, or an event of the world. */
+  calledBy(running: Process | undefined): void {
+    if (running === undefined || running === this) return
+    this.world.leak(
+      `${running.node.name} resumed a fiber of ${this.node.name}: the two share a Deferred, Queue, Latch or Semaphore`
+    )
+  }
+
   /** A fiber on this process, from one of its own tasks. */
-  fork<A, E>(effect: Effect.Effect<A, E, CurrentProcess>): Fiber.Fiber<A, E> {
+  fork<A, E>(effect: Effect.Effect<A, E, Ambient>): Fiber.Fiber<A, E> {
     return Effect.runForkWith(this.context)(effect)
   }
 

@@ -9,7 +9,7 @@
  * caller, `submit.serving` and `submit.served` on the server (handled, and committed if it is a store, but not answered).
  */
 import { Cause, Data, Effect, type Exit, type Fiber } from "effect"
-import type { CurrentProcess } from "./Ambient.ts"
+import type { Ambient } from "./Ambient.ts"
 import type { WorldEvent } from "./EventQueue.ts"
 import type { Connection, Node, Process } from "./Node.ts"
 import { calm, Link, type LinkConditions, type Route } from "./SimLink.ts"
@@ -127,7 +127,7 @@ export class SimNetwork {
     from: Process,
     to: Endpoint<S>,
     label: string,
-    handle: (service: S) => Effect.Effect<A, E, CurrentProcess>,
+    handle: (service: S) => Effect.Effect<A, E, Ambient>,
     options?: CallOptions
   ): Effect.Effect<A, E | CallFailed> {
     return this.request(from, to.node, label, options, (call, process) => {
@@ -240,7 +240,7 @@ class Call<A, E> implements Connection {
   }
 
   /** The handler as a fiber of the server. */
-  run(process: Process, effect: Effect.Effect<A, E, CurrentProcess>): void {
+  run(process: Process, effect: Effect.Effect<A, E, Ambient>): void {
     const fiber = process.fork(effect)
     // a duplicate is a second handler; only the first is tied to the connection
     this.handler ??= fiber
