@@ -13,6 +13,7 @@ import {
   HttpServerResponse
 } from "effect/http"
 import { HttpApi, type HttpApiGroup } from "effect/http-api"
+import { backendUnavailable } from "../../core/lock/LockErrors.ts"
 import { invalidField } from "../../core/RequestFailures.ts"
 import { limits } from "../../core/Settings.ts"
 import { TraceId } from "../../core/TraceId.ts"
@@ -51,18 +52,40 @@ export const respond = (failure: WireError): Effect.Effect<HttpServerResponse.Ht
   )
 }
 
-/** path to methods, from the same `HttpApi`: tells 404 from 405. */
-const methodTable = <Id extends string, Groups extends HttpApiGroup.Constraint>(api: HttpApi.HttpApi<Id, Groups>) => {
-  const byPath = new Map<string, Array<string>>()
+/** A route as the router knows it: `["GET", "/v1/locks/:key"]`. */
+export type RoutePattern = readonly [method: string, path: string]
+
+/** The routes of a surface, from the same value that serves it. */
+export const routesOf = <Id extends string, Groups extends HttpApiGroup.Constraint>(
+  api: HttpApi.HttpApi<Id, Groups>
+): ReadonlyArray<RoutePattern> => {
+  const routes: Array<RoutePattern> = []
   HttpApi.reflect(api, {
     onGroup() {},
     onEndpoint({ endpoint }) {
-      byPath.set(endpoint.path, [...(byPath.get(endpoint.path) ?? []), endpoint.method])
+      routes.push([endpoint.method, endpoint.path])
     }
   })
-  const router = FindMyWay.make<ReadonlyArray<string>>(routerConfig)
-  for (const [path, methods] of byPath) router.on("GET", path as `/${string}`, methods)
-  return (url: string): ReadonlyArray<string> | undefined => router.find("GET", url)?.handler
+  return routes
+}
+
+export interface KnownPath {
+  readonly path: string
+  readonly methods: ReadonlyArray<string>
+}
+
+/** Which pattern an URL belongs to, whatever the method: tells 404 from 405, and names the route in metrics. */
+export const pathTable = (routes: ReadonlyArray<RoutePattern>): ((url: string) => KnownPath | undefined) => {
+  const byPath = new Map<string, Array<string>>()
+  for (const [method, path] of routes) {
+    const methods = byPath.get(path) ?? []
+    // The router answers HEAD wherever it answers GET.
+    methods.push(...(method === "GET" ? ["GET", "HEAD"] : [method]))
+    byPath.set(path, methods)
+  }
+  const router = FindMyWay.make<KnownPath>(routerConfig)
+  for (const [path, methods] of byPath) router.on("GET", path as `/${string}`, { path, methods })
+  return (url) => router.find("GET", url)?.handler
 }
 
 const hasBody = (request: HttpServerRequest.HttpServerRequest): boolean =>
@@ -71,17 +94,20 @@ const hasBody = (request: HttpServerRequest.HttpServerRequest): boolean =>
 const isJson = (contentType: string | undefined): boolean =>
   contentType !== undefined && /^application\/json\s*(;|$)/i.test(contentType.trim())
 
-export const layer = <Id extends string, Groups extends HttpApiGroup.Constraint>(api: HttpApi.HttpApi<Id, Groups>) => {
-  const methodsOf = methodTable(api)
+export const layer = <Id extends string, Groups extends HttpApiGroup.Constraint>(api: HttpApi.HttpApi<Id, Groups>) =>
+  layerOf(routesOf(api))
+
+export const layerOf = (routes: ReadonlyArray<RoutePattern>) => {
+  const pathOf = pathTable(routes)
 
   const fromUnknown = (u: unknown, request: HttpServerRequest.HttpServerRequest): WireError => {
     if (HttpServerError.isHttpServerError(u)) {
       switch (u.reason._tag) {
         case "RouteNotFound": {
-          const allow = methodsOf(request.url)
-          return allow === undefined
+          const known = pathOf(request.url)
+          return known === undefined
             ? new RouteNotFound({ path: (request.url.split("?")[0] ?? "").slice(0, 256) })
-            : new MethodNotAllowed({ allow })
+            : new MethodNotAllowed({ allow: known.methods })
         }
         case "RequestParseError":
           return u.reason.reason === "BodyTooLarge"
@@ -98,8 +124,12 @@ export const layer = <Id extends string, Groups extends HttpApiGroup.Constraint>
     Effect.flatMap(requestTraceId, (traceId) => Effect.provideService(respond(failure), TraceId, traceId))
 
   const onFailure = (cause: Cause.Cause<unknown>, request: HttpServerRequest.HttpServerRequest) => {
-    // Interruption (the client is gone, shutdown) stays what it is.
-    if (Cause.hasInterruptsOnly(cause)) return Effect.failCause(cause)
+    if (Cause.hasInterruptsOnly(cause)) {
+      const clientGone = cause.reasons.some((reason) => reason.annotations.has(HttpServerError.ClientAbort.key))
+      // Nobody reads an answer; or the service stops, and how far the request got is not known.
+      // @effect-diagnostics-next-line anyUnknownInErrorContext:off (interruptions only, which have no error)
+      return clientGone ? Effect.failCause(cause) : answer(backendUnavailable("request", "the service is stopping"))
+    }
     const squashed = Cause.squash(cause)
     if (HttpServerResponse.isHttpServerResponse(squashed)) return onSuccess(squashed, request)
     const failure = fromUnknown(squashed, request)
@@ -135,9 +165,10 @@ export const layer = <Id extends string, Groups extends HttpApiGroup.Constraint>
   return HttpRouter.middleware(
     (effect) =>
       Effect.flatMap(HttpServerRequest.HttpServerRequest, (request) =>
-        hasBody(request) && !isJson(request.headers["content-type"]) && methodsOf(request.url) !== undefined
+        hasBody(request) && !isJson(request.headers["content-type"]) && pathOf(request.url) !== undefined
           ? answer(new UnsupportedMediaType({ expected: "application/json" }))
           : // The type wants the failure channel left alone; answering every failure is the point here.
+            // @effect-diagnostics-next-line anyUnknownInErrorContext:off
             (Effect.matchCauseEffect(effect, {
               onFailure: (cause) => onFailure(cause, request),
               onSuccess: (response) => onSuccess(response, request)

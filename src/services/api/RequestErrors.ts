@@ -63,6 +63,8 @@ export const layer = Layer.succeed(RequestErrors, (endpointEffect, { endpoint })
       const row = rowOf(error)
       return Effect.logWithLevel(row.log)(row.message(error)).pipe(
         Effect.annotateLogs({ code: row.code, endpoint: endpoint.identifier, traceId }),
+        // The endpoint's own failures pass unchanged; its type names them, the middleware's names only its additions.
+        // @effect-diagnostics-next-line unsafeEffectTypeAssertion:off
         Effect.andThen(Effect.fail(error as ValidationFailed))
       )
     }).pipe(Effect.provideService(TraceId, traceId))

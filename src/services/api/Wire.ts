@@ -1,5 +1,5 @@
 /** Fields that every surface shares: how times, money, tokens and headers look on the wire. */
-import { Schema, SchemaTransformation } from "effect"
+import { DateTime, Schema, SchemaTransformation } from "effect"
 import { AcquireId, FencingTokenFromString, Instant, OwnerId } from "../../core/lock/Lock.ts"
 
 /** RFC 3339 UTC with milliseconds on the wire, milliseconds since the epoch inside. */
@@ -10,7 +10,7 @@ export const InstantFromString = Schema.String.check(
     Instant,
     SchemaTransformation.transform({
       decode: (text) => Date.parse(text),
-      encode: (millis) => new Date(millis).toISOString()
+      encode: (millis) => DateTime.formatIso(DateTime.makeUnsafe(millis))
     })
   )
 )
