@@ -1,7 +1,7 @@
 import { Context, Effect, Layer, Redacted } from "effect"
 import * as crypto from "node:crypto"
 import { inject } from "vitest"
-import * as Migrations from "../../src/services/platform/Migrations.ts"
+import type * as Migrations from "../../src/services/platform/Migrations.ts"
 import * as Pg from "../../src/services/platform/Pg.ts"
 
 /**

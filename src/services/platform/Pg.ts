@@ -231,8 +231,13 @@ class Wire extends Duplex {
 
   override _final(done: (error?: Error | null) => void) {
     this.#owesAnswer = false
-    if (this.#socket === undefined) done()
-    else this.#socket.end(() => done())
+    const socket = this.#socket
+    if (socket === undefined) return done()
+    // Not waiting for the server's own end: a frozen one would keep this process alive.
+    socket.end(() => {
+      socket.destroy()
+      done()
+    })
   }
 
   override _destroy(error: Error | null, done: (error?: Error | null) => void) {
@@ -249,6 +254,8 @@ class Wire extends Duplex {
     raw.once("data", (answer) => {
       // More than the one byte would be something that the server, or somebody in between, sent unencrypted.
       if (answer.length === 1 && answer[0] === 0x53) {
+        // From here on only the socket above sees that something moves.
+        raw.setTimeout(0)
         return this.#receive(this.#use(tls.connect({ ...this.#endpoint.tls, socket: raw })), ready)
       }
       if (answer.length === 1 && answer[0] === 0x4e && encryption === "preferred") return this.#receive(raw, ready)

@@ -57,11 +57,13 @@ const serverProcess = (options: {
     Effect.flatMap((child) =>
       Effect.callback<{ readonly process: ChildProcess; readonly pid: number }, string>((resume) => {
         let output = ""
-        child.stdout.once("data", (line: Buffer) => {
-          const { pid } = JSON.parse(line.toString()) as { readonly pid: number }
-          resume(Effect.succeed({ process: child, pid }))
-        })
-        child.stderr.on("data", (text: Buffer) => (output += text.toString()))
+        const read = (text: Buffer) => {
+          output += text.toString()
+          const pid = /"pid":([0-9]+)/.exec(output)?.[1]
+          if (pid !== undefined) resume(Effect.succeed({ process: child, pid: Number(pid) }))
+        }
+        child.stdout.on("data", read)
+        child.stderr.on("data", read)
         child.once("close", () => resume(Effect.fail(output)))
       })
     )
@@ -139,24 +141,23 @@ describe("EmbeddedPostgres", () => {
     })
   )
 
-  for (const signal of ["SIGTERM", "SIGINT", "SIGKILL"] as const) {
-    it.live(`${signal} to the process ends PostgreSQL and removes its data`, () =>
-      Effect.gen(function* () {
-        const tmp = yield* tempDirectory
-        // The copy of the binaries is not what is tested here: use the one there is.
+  it.live("SIGTERM, SIGINT and SIGKILL to the process end PostgreSQL and remove its data", () =>
+    Effect.gen(function* () {
+      const tmp = yield* tempDirectory
+      for (const signal of ["SIGTERM", "SIGINT", "SIGKILL"] as const) {
         const server = yield* serverProcess({ tmp })
         server.process.kill(signal)
         yield* waitUntil(
-          "PostgreSQL has ended",
+          `PostgreSQL has ended after ${signal}`,
           Effect.sync(() => !isAlive(server.pid))
         )
         yield* waitUntil(
-          "only the copy of the binaries is left",
-          Effect.map(listing(tmp), (names) => names.length === 1 && /^dlock-pg-16/.test(names[0] ?? ""))
+          `only the copy of the binaries is left after ${signal}`,
+          Effect.map(listing(tmp), (names) => names.length === 1 && names[0]?.startsWith("dlock-pg-16") === true)
         )
-      })
-    )
-  }
+      }
+    })
+  )
 
   it.live("a copy of the binaries that others can write to is refused, an incomplete one is replaced", () =>
     Effect.gen(function* () {

@@ -3,6 +3,10 @@ import { assert, describe, it, layer } from "@effect/vitest"
 import { Duration, Effect, Fiber, Queue, Redacted, Schedule, Stream } from "effect"
 import { Reactivity } from "effect/reactivity"
 import type { SqlError } from "effect/sql"
+import { spawnSync } from "node:child_process"
+import * as fs from "node:fs/promises"
+import * as os from "node:os"
+import * as path from "node:path"
 import * as EmbeddedPostgres from "../../../src/services/platform/EmbeddedPostgres.ts"
 import { migrate } from "../../../src/services/platform/Migrations.ts"
 import * as Pg from "../../../src/services/platform/Pg.ts"
@@ -301,6 +305,43 @@ describe("Pg on a server of its own", () => {
           []
         )
       }
+    })
+  )
+
+  const openssl = spawnSync("openssl", ["version"]).status === 0
+
+  it.live.skipIf(!openssl)("over TLS the certificate is verified, and nothing is cancelled either", () =>
+    Effect.gen(function* () {
+      const directory = yield* Effect.acquireRelease(
+        Effect.promise(() => fs.mkdtemp(path.join(os.tmpdir(), "dlock-tls-"))),
+        (made) => Effect.promise(() => fs.rm(made, { recursive: true }))
+      )
+      const [key, cert] = [path.join(directory, "key.pem"), path.join(directory, "cert.pem")]
+      const request =
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+      spawnSync("openssl", [...request.split(" "), "-keyout", key, "-out", cert])
+      const owner = process.getuid?.() === 0 ? 65_534 : undefined
+      yield* Effect.promise(() =>
+        fs.chmod(directory, 0o755).then(() => (owner === undefined ? undefined : fs.chown(key, owner, owner)))
+      )
+      const server = yield* EmbeddedPostgres.start({
+        storage: { kind: "temporary" },
+        fast: true,
+        settings: { ssl: "on", ssl_cert_file: cert, ssl_key_file: key }
+      })
+      const url = Redacted.make(`${Redacted.value(server.url("postgres"))}?sslmode=require`)
+      const unverified = yield* Pg.make({ url, applicationName: "unverified" })
+      assert.include((yield* Effect.flip(unverified`SELECT 1`)).reason.cause, { code: "DEPTH_ZERO_SELF_SIGNED_CERT" })
+
+      const ca = yield* Effect.promise(() => fs.readFile(cert, "utf8"))
+      const sql = yield* Pg.make({ url, applicationName: "verified", tls: { ca } })
+      assert.deepStrictEqual(yield* sql`SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()`, [{ ssl: true }])
+      yield* sql`CREATE TABLE note (text text, size int)`
+      yield* slowInsert(sql, "given up").pipe(
+        Pg.deadline("100 millis", () => "late"),
+        Effect.flip
+      )
+      yield* waitUntil("the write is committed", exists(sql, "given up"))
     })
   )
 })
