@@ -5,6 +5,8 @@
 /** Whose event it is. An event of a dead owner never happens, so killing a process needs no list of its timers. */
 export interface EventOwner {
   readonly alive: boolean
+  /** Keys the drawn order among events of the same microsecond. */
+  readonly key: number
 }
 
 export class WorldEvent {

@@ -11,7 +11,7 @@
  *   waiter on the completer's stack) is recognised by `currentOpCount === 1` and sent through the run queue. If the
  *   completer belongs to another node, the two share something that no network would carry: a leak.
  */
-import { Effect, type Context, type Exit, type Fiber, type Scheduler } from "effect"
+import { Effect, type Context, type Exit, Fiber, type Scheduler } from "effect"
 import { processContext, type Ambient } from "./Ambient.ts"
 import { hashText, mix, Purpose, type Named } from "./Draw.ts"
 import type { EventOwner } from "./EventQueue.ts"
@@ -199,6 +199,8 @@ export class Node implements Named {
    */
   see(what: Named): void {
     const nth = ++this.visible
+    // such a region never asks the scheduler: no planted pause or kill would happen in it
+    if (Fiber.getCurrent()?.cache.preventYield === true) this.world.leak(`${this.name} uses PreventSchedulerYield`)
     if (this.world.keepVisible) this.visibleNames.push(what.name)
     if (this.visibleTriggers.size > 0) fire(this.visibleTriggers.get(nth))
   }
@@ -321,6 +323,8 @@ export class Process implements Scheduler.Scheduler, EventOwner {
   readonly executionMode = "sync" as const
   readonly node: Node
   readonly world: VirtualWorld
+  /** The node's: keys what is drawn for events of this process. */
+  readonly key: number
   /** Which incarnation of its node. */
   readonly boot: number
   /** The root context of all its fibers. */
@@ -345,6 +349,7 @@ export class Process implements Scheduler.Scheduler, EventOwner {
   constructor(node: Node) {
     this.node = node
     this.world = node.world
+    this.key = node.key
     this.boot = node.boots
     this.byPriority = node.world.policy === "pct"
     this.shared = this.newLane()

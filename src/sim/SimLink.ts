@@ -45,7 +45,7 @@ export class Channel implements Named {
   readonly leg: "request" | "answer"
   readonly name: string
   readonly key: number
-  /** Messages sent. */
+  /** The highest number sent. */
   count = 0
   readonly faults = new Map<number, Array<{ readonly fault: MessageFault; readonly onHit: () => void }>>()
 
@@ -192,8 +192,9 @@ export class Link implements Named {
       world.record(this.from, What.lost, channel, nth)
       return
     }
-    world.after(delay, () => this.arrived(channel, nth, arrive))
-    if (second >= 0) world.after(delay + second, () => this.arrived(channel, nth, arrive))
+    const arrived = (): void => this.arrived(channel, nth, arrive)
+    world.after(delay, arrived, undefined, channel.key ^ nth)
+    if (second >= 0) world.after(delay + second, arrived, undefined, channel.key ^ nth)
   }
 
   private drawn(purpose: number, channel: Channel, nth: number, perMille: number): boolean {

@@ -258,11 +258,15 @@ class Call<A, E> implements Connection {
 
   private respond(process: Process, exit: Exit.Exit<A, E>): void {
     process.connections.delete(this)
+    this.answer(this.asSeenByCaller(exit))
+    this.to.see(this.route.answer)
+  }
+
+  /** Answers have the number of their request, so that a plan can name both. */
+  private answer(result: Effect.Effect<A, E | CallFailed>): void {
     const { answer } = this.route
-    const told = this.asSeenByCaller(exit)
-    answer.count++
-    answer.link.send(answer, this.nth, () => this.answered(told))
-    this.to.see(answer)
+    if (answer.count < this.nth) answer.count = this.nth
+    answer.link.send(answer, this.nth, () => this.answered(result))
   }
 
   /** A handler's typed failure travels; its interruption is a closed connection and its defect a 500. */
@@ -283,9 +287,8 @@ class Call<A, E> implements Connection {
   }
 
   private refuse(): void {
-    const { answer } = this.route
-    this.network.world.record(this.to, What.refused, answer, this.nth)
-    answer.link.send(answer, this.nth, () => this.answered(this.failed("refused")))
+    this.network.world.record(this.to, What.refused, this.route.answer, this.nth)
+    this.answer(this.failed("refused"))
   }
 
   /** The answer is at the caller's machine. If the caller is dead or has given up, nobody is there to read it. */
@@ -340,8 +343,7 @@ class Call<A, E> implements Connection {
       if (this.network.abort) this.close()
       return
     }
-    const { answer } = this.route
-    this.network.world.record(this.to, What.reset, answer, this.nth)
-    answer.link.send(answer, this.nth, () => this.answered(this.failed("reset")))
+    this.network.world.record(this.to, What.reset, this.route.answer, this.nth)
+    this.answer(this.failed("reset"))
   }
 }

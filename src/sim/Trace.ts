@@ -26,7 +26,6 @@ export const What = {
   resume: named("resume"),
   clockStep: named("clock step"),
   point: named("point"),
-  visible: named("visible"),
   send: named("send"),
   arrive: named("arrive"),
   lost: named("lost"),

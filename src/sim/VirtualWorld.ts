@@ -9,11 +9,11 @@
  * Queue, Latch, Semaphore) resume the waiter on the stack of whoever completes them: shared by two nodes they would let a
  * paused node run, and are reported by name.
  */
-import { mix, Purpose, type Named } from "./Draw.ts"
+import { mix, named, Purpose, type Named } from "./Draw.ts"
 import { EventQueue, WorldEvent, type EventOwner } from "./EventQueue.ts"
 import { LeakError } from "./Leaks.ts"
 import { Node, type Lane, type NodeOptions, type Process } from "./Node.ts"
-import { Trace } from "./Trace.ts"
+import { Trace, What } from "./Trace.ts"
 
 /**
  * Who runs next when several could.
@@ -124,18 +124,19 @@ export class VirtualWorld {
 
   /**
    * Something happens at a virtual time. With an owner it happens only if the owner is still alive. Events of the same
-   * microsecond happen in the order in which they were made, under the other policies than `fifo` in a drawn one.
+   * microsecond happen in the order in which they were made; under other policies than `fifo` in a drawn one, except those
+   * of the same key, by default that of the owner.
    */
-  at(time: number, run: () => void, owner?: EventOwner): WorldEvent {
-    const seq = this.seq++
-    const tie = this.policy === "fifo" ? 0 : mix(this.seed, Purpose.tie, seq)
-    const event = new WorldEvent(time < this.now ? this.now : time, tie, seq, owner, run)
+  at(time: number, run: () => void, owner?: EventOwner, key: number = owner?.key ?? 0): WorldEvent {
+    const at = time < this.now ? this.now : time
+    const tie = this.policy === "fifo" ? 0 : mix(this.seed, Purpose.tie, key, at)
+    const event = new WorldEvent(at, tie, this.seq++, owner, run)
     this.events.push(event)
     return event
   }
 
-  after(micros: number, run: () => void, owner?: EventOwner): WorldEvent {
-    return this.at(this.now + micros, run, owner)
+  after(micros: number, run: () => void, owner?: EventOwner, key?: number): WorldEvent {
+    return this.at(this.now + micros, run, owner, key)
   }
 
   /** Ends the run after the current slice: the goal is reached although servers would go on for ever. */
@@ -150,6 +151,11 @@ export class VirtualWorld {
 
   record(node: Named, what: Named, subject: Named, value = 0): void {
     this.trace.record(this.now, node, what, subject, value)
+  }
+
+  /** Something the program's own world wants to see in the trace, and in its hash. */
+  note(node: Named, text: string, value = 0): void {
+    this.record(node, What.note, named(text), value)
   }
 
   /** Runs until nothing can happen any more, the horizon, or the step budget. Synchronous; may be called again. */
@@ -224,18 +230,38 @@ export class VirtualWorld {
     this.wake = wake
     if (ready === 0) return undefined
     if (this.policy === "pct") return this.pickByPriority()
-    let skip = ready === 1 || this.policy === "fifo" ? 0 : mix(this.seed, Purpose.node, this.steps) % ready
-    for (let i = 0; i < kept; i++) {
-      const node = working[i]!
-      if (node.busyUntil > now || skip-- > 0) continue
-      // to the end of the row, so that a node which never runs out of work does not starve the others
-      if (i < kept - 1) {
-        working.splice(i, 1)
-        working.push(node)
-      }
-      return node
+    const index = ready > 1 && this.policy === "random" ? this.drawnNode() : this.firstNode()
+    const node = working[index]
+    // to the end of the row, so that a node which never runs out of work does not starve the others
+    if (node !== undefined && index < kept - 1) {
+      working.splice(index, 1)
+      working.push(node)
     }
-    return undefined
+    return node
+  }
+
+  private firstNode(): number {
+    for (let i = 0; i < this.working.length; i++) if (this.working[i]!.busyUntil <= this.now) return i
+    return -1
+  }
+
+  /**
+   * Each ready node holds a number drawn for its coming slice, and the lowest goes first. Whether w1's third slice goes
+   * before w2's second does therefore not depend on how many slices the rest of the world has had.
+   */
+  private drawnNode(): number {
+    let best = -1
+    let lowest = Infinity
+    for (let i = 0; i < this.working.length; i++) {
+      const node = this.working[i]!
+      if (node.busyUntil > this.now) continue
+      const drawn = mix(this.seed, Purpose.node, node.key, node.slices)
+      if (drawn < lowest) {
+        lowest = drawn
+        best = i
+      }
+    }
+    return best
   }
 
   /** The node with the fiber of the highest priority; at a change point that fiber is put behind all others first. */

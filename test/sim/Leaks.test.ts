@@ -3,7 +3,7 @@
  * finds it is part of the claim: each of them misses something that another catches.
  */
 import { assert, describe, it } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Latch, Queue, Semaphore } from "effect"
+import { Clock, Deferred, Effect, Fiber, Latch, Queue, Scheduler, Semaphore } from "effect"
 import { LeakError, requireEnded, unsound, withTraps } from "../../src/sim/Leaks.ts"
 import { VirtualWorld } from "../../src/sim/VirtualWorld.ts"
 
@@ -116,6 +116,16 @@ describe("requireEnded", () => {
     assert.deepStrictEqual(unsound(runAlone(Effect.die(new Error("balance is negative")))), [
       "a died: Error: balance is negative"
     ])
+  })
+})
+
+describe("a region without yields", () => {
+  it("is named as soon as it does something visible, since no pause could fall into it", () => {
+    const program = Effect.provideService(Clock.currentTimeMillis, Scheduler.PreventSchedulerYield, true)
+    assert.strictEqual(
+      leakOf(() => runAlone(program)),
+      "a uses PreventSchedulerYield"
+    )
   })
 })
 
