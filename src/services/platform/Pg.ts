@@ -163,10 +163,9 @@ const serverFields = (error: SqlError.SqlError) => {
     const value: unknown = typeof cause === "object" && cause !== null ? Reflect.get(cause, name) : undefined
     return typeof value === "string" ? value : undefined
   }
-  // Node's own errors have a `code` as well (ECONNREFUSED); a SQLSTATE has five characters.
-  const code = field("code")
+  // Node's own errors have a `code` as well (EPIPE), but no severity.
   return {
-    code: code !== undefined && /^[0-9A-Z]{5}$/.test(code) ? code : undefined,
+    code: field("severity") === undefined ? undefined : field("code"),
     constraint: field("constraint"),
     message: field("message") ?? error.message
   }
