@@ -31,7 +31,7 @@ export const When = Schema.Union([
 export type When = typeof When.Type
 
 /** Stopped for a while, or until shortly before or after the latest instant of that name. */
-export const Pause = Schema.Struct({
+const Pause = Schema.Struct({
   kind: Schema.Literal("pause"),
   node: NodeName,
   when: When,
@@ -40,7 +40,7 @@ export const Pause = Schema.Struct({
 })
 
 /** No finalizer runs. Restarted after so long, or never. */
-export const Kill = Schema.Struct({
+const Kill = Schema.Struct({
   kind: Schema.Literal("kill"),
   node: NodeName,
   when: When,
@@ -49,7 +49,7 @@ export const Kill = Schema.Struct({
 })
 
 /** The wall clock is set. */
-export const ClockStep = Schema.Struct({
+const ClockStep = Schema.Struct({
   kind: Schema.Literal("clockStep"),
   node: NodeName,
   when: When,
@@ -57,7 +57,7 @@ export const ClockStep = Schema.Struct({
 })
 
 /** A clock that is wrong from the beginning, and how fast it goes. */
-export const ClockError = Schema.Struct({
+const ClockError = Schema.Struct({
   kind: Schema.Literal("clockError"),
   node: NodeName,
   offsetMillis: Millis,
@@ -66,7 +66,7 @@ export const ClockError = Schema.Struct({
 })
 
 /** What happens to one message. `from` is the sender of the request, also when `leg` is its answer. */
-export const Message = Schema.Struct({
+const Message = Schema.Struct({
   kind: Schema.Literals(["drop", "delay", "duplicate"]),
   from: NodeName,
   to: NodeName,
@@ -78,7 +78,7 @@ export const Message = Schema.Struct({
 })
 
 /** Nothing passes from one to the other, or neither way. `stall`: delivered after healing, as TCP does. */
-export const Cut = Schema.Struct({
+const Cut = Schema.Struct({
   kind: Schema.Literal("cut"),
   from: NodeName,
   to: NodeName,

@@ -9,7 +9,7 @@ import { mix, named, Purpose } from "./Draw.ts"
 import type { Process } from "./Node.ts"
 
 /** The wall clock of a node without error shows this when a world begins. */
-export const epochMillis = Date.UTC(2026, 0, 1)
+const epochMillis = Date.UTC(2026, 0, 1)
 
 const wallRead = named("read wall clock")
 const monotonicRead = named("read monotonic clock")
