@@ -29,6 +29,12 @@ export interface LogRecord {
   readonly [annotation: string]: unknown
 }
 
+/** Fixed event names are in the annotation `event`; the message is for people. */
+export const isEvent =
+  (name: string) =>
+  (record: LogRecord): boolean =>
+    record["event"] === name
+
 export interface ServiceProcess {
   readonly name: string
   readonly pid: number
@@ -201,13 +207,10 @@ const observe = (name: string, child: ChildProcess, pid: number): ServiceProcess
     pid,
     log,
     awaitRecord,
-    listening: Effect.map(
-      awaitRecord("listens", (record) => record.message === "listening", "30 seconds"),
-      (record) => ({
-        url: `http://127.0.0.1:${String(record["port"])}`,
-        managementUrl: `http://127.0.0.1:${String(record["managementPort"])}`
-      })
-    ),
+    listening: Effect.map(awaitRecord("listens", isEvent("listening"), "30 seconds"), (record) => ({
+      url: `http://127.0.0.1:${String(record["port"])}`,
+      managementUrl: `http://127.0.0.1:${String(record["managementPort"])}`
+    })),
     awaitStopped: awaitState("is stopped", (state) => state === "T"),
     pause: Effect.andThen(
       signal("SIGSTOP"),
