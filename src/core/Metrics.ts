@@ -156,7 +156,7 @@ export const payment = {
   invariantViolations: by(
     gauge("ledger_invariant_violations", "Rows that violate an invariant, at the last check"),
     "invariant",
-    ["INV-02", "INV-03", "INV-05", "INV-06", "INV-08"]
+    ["INV-02", "INV-03", "INV-05", "INV-06", "INV-08", "ONE-POSTING", "ONE-TOKEN-ONE-CLAIM"]
   ),
   verifyTimestamp: gauge("ledger_verify_timestamp_seconds", "When the invariants were last checked"),
   imbalance: gauge("ledger_imbalance", "Sum of all ledger entries, absolute, over the currencies; must be 0"),

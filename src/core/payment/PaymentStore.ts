@@ -6,13 +6,27 @@ import type { BackendUnavailable } from "../lock/LockErrors.ts"
 import type { PaymentOperations } from "./PaymentResource.ts"
 import type { PayoutState } from "./Payout.ts"
 
+/** What paydb itself checks, in the view `invariant_violation`. */
+export const checkedInvariants = [
+  "INV-02",
+  "INV-03",
+  "INV-05",
+  "INV-06",
+  "INV-08",
+  "ONE-POSTING",
+  "ONE-TOKEN-ONE-CLAIM"
+] as const
+export type CheckedInvariant = (typeof checkedInvariants)[number]
+
 export interface Backlog {
   readonly byState: Readonly<Record<PayoutState, number>>
   readonly oldestPendingMillis: number
   readonly oldestClaimedMillis: number
   readonly oldestAmbiguousMillis: number
   /** Rows of `invariant_violation`, by name of the invariant; rows written unfenced are not among them. */
-  readonly violations: Readonly<Record<string, number>>
+  readonly violations: Readonly<Record<CheckedInvariant, number>>
+  /** The sum of all entries, absolute, over the currencies: 0 unless the ledger lies. */
+  readonly imbalanceMinor: bigint
 }
 
 export class PaymentStore extends Context.Service<
