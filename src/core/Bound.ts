@@ -1,0 +1,17 @@
+import { Effect, Fiber } from "effect"
+
+/**
+ * A hard upper bound on the time until the caller goes on. `Effect.timeout` is none: it waits until the interruption of
+ * the call is through, and a socket may be drained or a commit finished before that. Here the call is interrupted in the
+ * background and whatever it answers later is dropped, so what it was about to change is unknown.
+ */
+export const boundedBy =
+  <E2>(millis: number, orElse: () => E2) =>
+  <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | E2, R> =>
+    Effect.uninterruptibleMask((restore) =>
+      Effect.flatMap(Effect.forkDetach(self, { startImmediately: true }), (call) =>
+        restore(Effect.timeoutOrElse(Fiber.join(call), { duration: millis, orElse: () => Effect.fail(orElse()) })).pipe(
+          Effect.onExit(() => Effect.sync(() => call.interruptUnsafe()))
+        )
+      )
+    )

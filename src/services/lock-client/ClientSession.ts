@@ -1,0 +1,220 @@
+/**
+ * The client's one session: opened at the first acquire, kept by a heartbeat fiber, replaced for later acquires once it
+ * died. Every lock under a dead session is lost with it.
+ *
+ * A heartbeat keeps the session and nothing else: grants live on their own leases, so one that nobody was told of ends by
+ * itself while the session goes on.
+ */
+import { Clock, type Context, Duration, Effect, Fiber, FiberSet, Latch, Result } from "effect"
+import { boundedBy } from "../../core/Bound.ts"
+import type { AcquireId, OwnerId, SessionId } from "../../core/lock/Lock.ts"
+import type { LockApi } from "../../core/lock/LockApi.ts"
+import { type BackendError, backendUnavailable, type LockLostReason } from "../../core/lock/LockErrors.ts"
+import * as Metrics from "../../core/Metrics.ts"
+import { pauseAfter } from "../../core/Retry.ts"
+import { type ClientSettings, heartbeatIntervalOf } from "../../core/Settings.ts"
+import { deadlineOf, millisToNanos } from "./LocalDeadline.ts"
+
+/** What ends with the session: a lock that is held under it. */
+export interface Dependent {
+  readonly lose: (reason: LockLostReason) => Effect.Effect<void>
+}
+
+export interface ClientSession {
+  readonly sessionId: SessionId
+  /** The client's own end of the session, monotonic nanoseconds. Never moves back. */
+  deadline: bigint
+  dead: boolean
+  readonly dependents: Set<Dependent>
+  /** Open while nothing depends on the session. */
+  readonly idle: Latch.Latch
+}
+
+export interface SessionOptions {
+  readonly ownerId: OwnerId
+  readonly settings: ClientSettings
+  readonly sessionTtlMillis: number
+  readonly newId: Effect.Effect<AcquireId>
+}
+
+export interface SessionKeeper {
+  /** The live session, opened if there is none. Concurrent callers open one and the same. */
+  readonly obtain: Effect.Effect<ClientSession, BackendError>
+  /** Once the store has said that the session is dead. */
+  readonly died: (session: ClientSession) => Effect.Effect<void>
+  /** False when the session ended meanwhile: then the lock is not held. */
+  readonly join: (session: ClientSession, dependent: Dependent) => boolean
+  readonly leave: (session: ClientSession, dependent: Dependent) => void
+  readonly isClosed: () => boolean
+}
+
+/** Closed with its scope: what it keeps alive is lost first, then the session is closed, so that its keys are free. */
+export const makeSessionKeeper = Effect.fnUntraced(function* (
+  api: Context.Service.Shape<typeof LockApi>,
+  options: SessionOptions
+) {
+  const { ownerId, settings } = options
+  const margin = settings.safetyMarginMillis
+  // Session and heartbeats outlive the acquire that needed them first, so they run in the client's context and not in
+  // its caller's: their spans and log annotations would be those of a payout that is long done.
+  const run = yield* FiberSet.makeRuntime<never, unknown, BackendError>()
+  let closed = false
+  let current: ClientSession | undefined
+  let opening: Fiber.Fiber<ClientSession, BackendError> | undefined
+  /** An open whose fate is unknown is repeated under its id, so that it does not leave a second session behind. */
+  let pending: { readonly openId: AcquireId; readonly sentAt: bigint } | undefined
+
+  const bounded = (operation: string) =>
+    boundedBy(settings.callTimeoutMillis, () =>
+      backendUnavailable(operation, `no answer in ${settings.callTimeoutMillis} ms`)
+    )
+
+  const end = (session: ClientSession, reason: "deadline" | "session"): Effect.Effect<void> =>
+    Effect.uninterruptible(
+      Effect.suspend(() => {
+        if (session.dead) return Effect.void
+        session.dead = true
+        if (current === session) current = undefined
+        return Effect.forEach(Array.from(session.dependents), (lock) => lock.lose(reason), { discard: true })
+      })
+    )
+
+  const lost = (session: ClientSession, reason: "deadline" | "session"): Effect.Effect<void> =>
+    Effect.suspend(() =>
+      session.dead
+        ? Effect.void
+        : Effect.andThen(
+            end(session, reason),
+            Effect.annotateLogs(Effect.logWarning("session_lost"), { sessionId: session.sessionId, ownerId, reason })
+          )
+    )
+
+  const beat = (session: ClientSession) =>
+    api.heartbeat(session.sessionId, ownerId).pipe(
+      bounded("heartbeat"),
+      Effect.result,
+      Metrics.timed((exit) => {
+        if (exit._tag === "Failure") return undefined
+        const answer = exit.value
+        if (Result.isSuccess(answer)) return Metrics.lockClient.heartbeat.ok
+        const refused = answer.failure._tag === "SessionExpired" || answer.failure._tag === "SessionUnknown"
+        return refused ? Metrics.lockClient.heartbeat.lost : Metrics.lockClient.heartbeat.error
+      })
+    )
+
+  const keepAlive = Effect.fnUntraced(function* (session: ClientSession, openedAt: bigint, ttlMillis: number) {
+    let wakeAt = openedAt + millisToNanos(intervalOf(settings, ttlMillis))
+    let failures = 0
+    for (;;) {
+      const asleep = wakeAt - (yield* Clock.monotonicTimeNanos)
+      if (asleep > 0n) yield* Effect.sleep(Duration.nanos(asleep))
+      const sentAt = yield* Clock.monotonicTimeNanos
+      if (session.dead) return
+      if (sentAt >= session.deadline) return yield* lost(session, "deadline")
+      const answer = yield* beat(session)
+      if (Result.isSuccess(answer)) {
+        failures = 0
+        const deadline = deadlineOf(sentAt, answer.success.ttlMillis - margin)
+        // From the send of this very request; an answer never takes away what an earlier one gave.
+        if (deadline > session.deadline) session.deadline = deadline
+        wakeAt = sentAt + millisToNanos(intervalOf(settings, answer.success.ttlMillis))
+      } else {
+        const failure = answer.failure
+        if (failure._tag === "SessionExpired" || failure._tag === "SessionUnknown") {
+          return yield* lost(session, "session")
+        }
+        failures++
+        const pause = yield* pauseAfter(failure, settings.retry, failures)
+        wakeAt = (yield* Clock.monotonicTimeNanos) + millisToNanos(pause)
+      }
+    }
+  })
+
+  const open = Effect.gen(function* () {
+    const now = yield* Clock.monotonicTimeNanos
+    if (pending !== undefined && now - pending.sentAt > millisToNanos(intervalOf(settings, options.sessionTtlMillis))) {
+      pending = undefined
+    }
+    pending ??= { openId: yield* options.newId, sentAt: now }
+    const { openId, sentAt } = pending
+    const answer = yield* bounded("openSession")(
+      api.openSession({ ownerId, ttlMillis: options.sessionTtlMillis, openId })
+    )
+    pending = undefined
+    const session: ClientSession = {
+      sessionId: answer.sessionId,
+      // The session may be as old as the first request under this id.
+      deadline: deadlineOf(sentAt, answer.ttlMillis - margin),
+      dead: false,
+      dependents: new Set(),
+      idle: Latch.makeUnsafe(true)
+    }
+    if ((yield* Clock.monotonicTimeNanos) >= session.deadline) {
+      return yield* backendUnavailable("openSession", "the answer came too late to use the session")
+    }
+    current = session
+    run(keepAlive(session, sentAt, answer.ttlMillis))
+    yield* Effect.annotateLogs(Effect.logDebug("session_opened"), { sessionId: session.sessionId, ownerId })
+    return session
+  })
+
+  const obtain = Effect.flatMap(Clock.monotonicTimeNanos, (now): Effect.Effect<ClientSession, BackendError> => {
+    if (current !== undefined) {
+      if (now < current.deadline) return Effect.succeed(current)
+      return Effect.andThen(
+        lost(current, "deadline"),
+        Effect.suspend(() => obtain)
+      )
+    }
+    if (opening === undefined || opening.pollUnsafe() !== undefined) opening = run(open)
+    return Fiber.join(opening)
+  })
+
+  yield* Effect.addFinalizer(() =>
+    Effect.suspend(() => {
+      closed = true
+      const session = current
+      if (session === undefined) return Effect.void
+      // The bodies under its locks end first: closing the session lets others in. A body that can not be interrupted
+      // keeps it; it then lapses by itself.
+      return Effect.andThen(
+        end(session, "session"),
+        session.idle.await.pipe(
+          bounded("closeSession"),
+          Effect.andThen(bounded("closeSession")(api.closeSession(session.sessionId, ownerId))),
+          Effect.catchTags({
+            SessionExpired: () => Effect.void,
+            SessionUnknown: () => Effect.void,
+            NotLeader: () => Effect.void,
+            BackendUnavailable: (error) =>
+              Effect.annotateLogs(Effect.logInfo("session_left_to_lapse"), {
+                sessionId: session.sessionId,
+                cause: error.cause
+              })
+          })
+        )
+      )
+    })
+  )
+
+  const keeper: SessionKeeper = {
+    obtain,
+    died: (session) => lost(session, "session"),
+    join: (session, dependent) => {
+      if (session.dead) return false
+      session.dependents.add(dependent)
+      session.idle.closeUnsafe()
+      return true
+    },
+    leave: (session, dependent) => {
+      session.dependents.delete(dependent)
+      if (session.dependents.size === 0) session.idle.openUnsafe()
+    },
+    isClosed: () => closed
+  }
+  return keeper
+})
+
+/** A configured interval does not survive a shorter ttl than was asked for: two beats may be lost, never three. */
+const intervalOf = (settings: ClientSettings, ttlMillis: number): number =>
+  Math.min(heartbeatIntervalOf(settings, ttlMillis), Math.floor(ttlMillis / 3))
