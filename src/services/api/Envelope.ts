@@ -36,21 +36,26 @@ export const routerConfig = { maxParamLength: 4096 }
 
 const encoders = new Map<WireTag, (failure: WireError) => Effect.Effect<unknown, Schema.SchemaError>>()
 
-/** The response of one failure, outside any endpoint. */
-export const respond = (failure: WireError): Effect.Effect<HttpServerResponse.HttpServerResponse> => {
+/** The body of one failure, outside any endpoint. */
+export const bodyOf = (failure: WireError): Effect.Effect<string> => {
   let encode = encoders.get(failure._tag)
   if (encode === undefined) {
     encode = Schema.encodeUnknownEffect(Schema.toCodecJson(wire(failure._tag)) as Schema.Codec<unknown>)
     encoders.set(failure._tag, encode)
   }
-  return Effect.map(Effect.orDie(encode(failure)), (body) =>
-    HttpServerResponse.text(JSON.stringify(body), {
+  // The failure is one of ours: that it does not encode is a bug.
+  return Effect.map(Effect.orDie(encode(failure)), (body) => JSON.stringify(body))
+}
+
+/** The response of one failure, outside any endpoint. */
+export const respond = (failure: WireError): Effect.Effect<HttpServerResponse.HttpServerResponse> =>
+  Effect.map(bodyOf(failure), (body) =>
+    HttpServerResponse.text(body, {
       status: rowOf(failure).status,
       contentType: ENVELOPE_CONTENT_TYPE,
       headers: failure._tag === "MethodNotAllowed" ? { allow: failure.allow.join(", ") } : {}
     })
   )
-}
 
 /** A route as the router knows it: `["GET", "/v1/locks/:key"]`. */
 export type RoutePattern = readonly [method: string, path: string]
@@ -120,22 +125,19 @@ export const layerOf = (routes: ReadonlyArray<RoutePattern>) => {
     return new Internal()
   }
 
-  const answer = (failure: WireError) =>
-    Effect.flatMap(requestTraceId, (traceId) => Effect.provideService(respond(failure), TraceId, traceId))
-
   const onFailure = (cause: Cause.Cause<unknown>, request: HttpServerRequest.HttpServerRequest) => {
     if (Cause.hasInterruptsOnly(cause)) {
       const clientGone = cause.reasons.some((reason) => reason.annotations.has(HttpServerError.ClientAbort.key))
       // Nobody reads an answer; or the service stops, and how far the request got is not known.
       // @effect-diagnostics-next-line anyUnknownInErrorContext:off (interruptions only, which have no error)
-      return clientGone ? Effect.failCause(cause) : answer(backendUnavailable("request", "the service is stopping"))
+      return clientGone ? Effect.failCause(cause) : respond(backendUnavailable("request", "the service is stopping"))
     }
     const squashed = Cause.squash(cause)
     if (HttpServerResponse.isHttpServerResponse(squashed)) return onSuccess(squashed, request)
     const failure = fromUnknown(squashed, request)
     return Effect.andThen(
       failure._tag === "Internal" ? Effect.logError("a failure without a row in the error table", cause) : Effect.void,
-      answer(failure)
+      respond(failure)
     )
   }
 
@@ -151,13 +153,13 @@ export const layerOf = (routes: ReadonlyArray<RoutePattern>) => {
     }
     switch (response.status) {
       case 413:
-        return answer(new PayloadTooLarge({ limitBytes: limits.bodyBytes }))
+        return respond(new PayloadTooLarge({ limitBytes: limits.bodyBytes }))
       case 415:
-        return answer(new UnsupportedMediaType({ expected: "application/json" }))
+        return respond(new UnsupportedMediaType({ expected: "application/json" }))
       default:
         return Effect.andThen(
           Effect.logError("a response without an envelope", response.status),
-          answer(new Internal())
+          respond(new Internal())
         )
     }
   }
@@ -165,14 +167,18 @@ export const layerOf = (routes: ReadonlyArray<RoutePattern>) => {
   return HttpRouter.middleware(
     (effect) =>
       Effect.flatMap(HttpServerRequest.HttpServerRequest, (request) =>
-        hasBody(request) && !isJson(request.headers["content-type"]) && pathOf(request.url) !== undefined
-          ? answer(new UnsupportedMediaType({ expected: "application/json" }))
-          : // The type wants the failure channel left alone; answering every failure is the point here.
-            // @effect-diagnostics-next-line anyUnknownInErrorContext:off
-            (Effect.matchCauseEffect(effect, {
-              onFailure: (cause) => onFailure(cause, request),
-              onSuccess: (response) => onSuccess(response, request)
-            }) as unknown as typeof effect)
+        // Here, around everything: the id in the answer is the one in every log line of the request.
+        Effect.flatMap(requestTraceId, (traceId) =>
+          (hasBody(request) && !isJson(request.headers["content-type"]) && pathOf(request.url) !== undefined
+            ? respond(new UnsupportedMediaType({ expected: "application/json" }))
+            : // The type wants the failure channel left alone; answering every failure is the point here.
+              // @effect-diagnostics-next-line anyUnknownInErrorContext:off
+              (Effect.matchCauseEffect(effect, {
+                onFailure: (cause) => onFailure(cause, request),
+                onSuccess: (response) => onSuccess(response, request)
+              }) as unknown as typeof effect)
+          ).pipe(Effect.provideService(TraceId, traceId))
+        )
       ),
     { global: true }
   )

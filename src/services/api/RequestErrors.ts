@@ -25,8 +25,10 @@ export class RequestErrors extends HttpApiMiddleware.Service<RequestErrors>()("d
   )
 }) {}
 
-/** The active span's trace id; without tracing the caller's `traceparent`, else a random one. */
+/** What is set already; the active span's trace id; without tracing the caller's `traceparent`; else a random one. */
 export const requestTraceId: Effect.Effect<string> = Effect.gen(function* () {
+  const known = yield* TraceId
+  if (known !== undefined) return known
   const span = yield* Effect.serviceOption(Tracer.ParentSpan)
   if (Option.isSome(span)) return span.value.traceId
   const request = yield* Effect.serviceOption(HttpServerRequest.HttpServerRequest)
