@@ -33,8 +33,12 @@ export type RailFinding =
 export class Rail extends Context.Service<
   Rail,
   {
-    /** Pays, every time it is called. Sent at most once: nothing between here and the rail may repeat it. */
-    readonly submit: (payment: RailPayment) => Effect.Effect<RailAnswer, RailNoAnswer>
+    /**
+     * Pays, every time it is called. Sent at most once: nothing between here and the rail may repeat it. The send does
+     * not start after `sendNotAfterNanos` of the monotonic clock, which is looked at when the connection stands (opening
+     * one takes time), right before the fault point `rail.send.before`. Interruption ends it at once.
+     */
+    readonly submit: (payment: RailPayment, sendNotAfterNanos: bigint) => Effect.Effect<RailAnswer, RailNoAnswer>
     /** Read-only. */
     readonly lookup: (clientReference: string) => Effect.Effect<RailFinding, RailNoAnswer>
     readonly ping: Effect.Effect<void, RailNoAnswer>

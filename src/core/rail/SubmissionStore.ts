@@ -5,7 +5,7 @@
 import { Context, type Effect } from "effect"
 import type { Instant, OwnerId } from "../lock/Lock.ts"
 import type { BackendUnavailable, FencedOut } from "../lock/LockErrors.ts"
-import type { DuplicateSubmission, PayoutNotFound, TokenAlreadyUsed } from "../payment/PaymentErrors.ts"
+import type { DuplicateSubmission, PayoutNotFound, RailAmbiguous, TokenAlreadyUsed } from "../payment/PaymentErrors.ts"
 import type { PayoutId } from "../payment/Payout.ts"
 import type { ValidationFailed } from "../RequestFailures.ts"
 import type { EvidenceRequest, LookupFinding, SealRequest, Submission, SubmitRequest } from "./RailProxy.ts"
@@ -30,11 +30,15 @@ export class SubmissionStore extends Context.Service<
   {
     /**
      * Fence point (c), then (c2) the payout is CLAIMED under this very token, then the one slot. Committed before it
-     * is answered. A failure of `BackendUnavailable` means: not known to be committed, so nothing may be sent.
+     * is answered. No confirmed commit, no send: `BackendUnavailable` says that nothing was recorded, `RailAmbiguous`
+     * that the record may exist, of a payment that was not and will not be sent.
      */
     readonly recordIntent: (
       request: SubmitRequest
-    ) => Effect.Effect<Intent, FencedOut | TokenAlreadyUsed | PayoutNotFound | ValidationFailed | BackendUnavailable>
+    ) => Effect.Effect<
+      Intent,
+      FencedOut | TokenAlreadyUsed | PayoutNotFound | ValidationFailed | RailAmbiguous | BackendUnavailable
+    >
     /**
      * Written once; repeating it (also with another outcome) changes nothing and answers what is on record. A repeated
      * rail reference is recorded as DUPLICATE_ACK.
