@@ -53,6 +53,8 @@ export interface WorldOptions {
   readonly keepVisible?: boolean
   /** Spans are made, with ids from the seed. Default false: no span costs anything. */
   readonly tracing?: boolean
+  /** Each process has its own metrics. Default false: they are counted together and mean nothing. */
+  readonly keepMetrics?: boolean
 }
 
 /**
@@ -79,6 +81,7 @@ export class VirtualWorld {
   readonly inlineResume: boolean
   readonly keepVisible: boolean
   readonly tracing: boolean
+  readonly keepMetrics: boolean
   readonly trace: Trace
   readonly nodes: Array<Node> = []
   /** The process whose slice is on the stack. */
@@ -106,6 +109,7 @@ export class VirtualWorld {
     this.inlineResume = options.inlineResume ?? false
     this.keepVisible = options.keepVisible ?? false
     this.tracing = options.tracing ?? false
+    this.keepMetrics = options.keepMetrics ?? false
     this.trace = new Trace(options.keepTrace ?? false)
     const changePoints = new Set<number>()
     if (this.policy === "pct") {

@@ -221,6 +221,29 @@ describe("messages", () => {
   })
 })
 
+describe("keyed draws", () => {
+  it("a fault on one client's messages leaves the fate of another's as it was", () => {
+    const traceOf = (planted: boolean): ReadonlyArray<string> => {
+      const s = setting({
+        network: { jitterMicros: 5000, lossPerMille: 200, duplicatePerMille: 200, latePerMille: 200, abort: false },
+        world: { policy: "random", seed: 9, keepTrace: true }
+      })
+      const other = s.w.node("other", {
+        program: (process) => Effect.forEach(texts, (text) => s.call(process, text, { timeoutMillis: 40 }))
+      })
+      other.start()
+      s.client.start((process) => Effect.forEach(texts, (text) => s.call(process, text, { timeoutMillis: 40 })))
+      if (planted) for (const nth of [1, 3, 4]) request.there(s).plant(nth, { do: "drop" }, noHit)
+      s.w.run()
+      return s.w.trace.lines().filter((line) => line.includes("other"))
+    }
+    const texts = ["a", "b", "c", "d", "e", "f", "g", "h"]
+    const lines = traceOf(false)
+    assert.isAbove(lines.length, 20)
+    assert.deepStrictEqual(traceOf(true), lines)
+  })
+})
+
 describe("cuts", () => {
   it("one way: requests pass and are carried out, answers do not", () => {
     const s = setting()
