@@ -25,6 +25,7 @@ import type { LookupFinding, SealRequest, Submission, SubmitRequest } from "../.
 import { type Intent, SubmissionStore } from "../../core/rail/SubmissionStore.ts"
 import { ValidationFailed } from "../../core/RequestFailures.ts"
 import * as Pg from "../platform/Pg.ts"
+import * as PgFence from "../platform/PgFence.ts"
 
 export interface PgSubmissionStoreOptions {
   /** `rail.fencing.enabled` */
@@ -79,34 +80,33 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
     return order
   })
 
+  const fence = PgFence.make(sql, {
+    point: "rail",
+    table: "pay.rail_high_water",
+    resource: "account_id",
+    highest: "highest_token",
+    enabled: fencingEnabled
+  })
+
   /**
-   * Fence point (c). A refused upsert has locked the row as well, so what is read after it is why.
+   * Fence point (c). A refused statement has locked the row as well, so what is read after it is why.
    *
    *     W1 holds 7 and is stopped; W2 gets 8 and submits: mark 8. W1 wakes and submits under 7: no row, fenced out.
    */
-  const spend = Effect.fnUntraced(function* (op: FenceOp, accountId: string, { actor, payoutId, token }: Spend) {
-    if (!fencingEnabled) {
-      yield* sql`INSERT INTO pay.rail_high_water AS mark (account_id, highest_token, payout_id, actor)
-        VALUES (${accountId}, ${token}, ${payoutId}::uuid, ${actor})
-        ON CONFLICT (account_id) DO UPDATE SET highest_token = greatest(mark.highest_token, EXCLUDED.highest_token),
-          payout_id = EXCLUDED.payout_id, actor = EXCLUDED.actor, updated_at = now()`
-      return
-    }
-    const advanced = yield* sql`INSERT INTO pay.rail_high_water AS mark (account_id, highest_token, payout_id, actor)
-      VALUES (${accountId}, ${token}, ${payoutId}::uuid, ${actor})
-      ON CONFLICT (account_id) DO UPDATE SET highest_token = EXCLUDED.highest_token,
-        payout_id = EXCLUDED.payout_id, actor = EXCLUDED.actor, updated_at = now()
-      WHERE mark.highest_token < EXCLUDED.highest_token
-      RETURNING account_id`
-    if (advanced.length > 0) return
-    const [mark] = yield* sql<{ highest_token: bigint; payout_id: string }>`
-      SELECT highest_token, payout_id::text FROM pay.rail_high_water WHERE account_id = ${accountId}`
-    const highest = mark?.highest_token ?? 0n
-    if (highest !== token) {
-      return yield* new FencedOut({ point: "rail", op, resource: accountId, presented: token, highest })
-    }
-    if (mark?.payout_id !== payoutId) return yield* new TokenAlreadyUsed({ payoutId, token })
-  })
+  const spend = (op: FenceOp, accountId: string, { actor, payoutId, token }: Spend) =>
+    fence
+      .claim(op, accountId, token, { payout_id: sql`${payoutId}::uuid`, actor: sql`${actor}`, updated_at: sql`now()` })
+      .pipe(
+        Effect.catchTag("FencedOut", (refused) =>
+          refused.highest === token
+            ? Effect.flatMap(
+                sql`SELECT FROM pay.rail_high_water WHERE account_id = ${accountId} AND payout_id = ${payoutId}::uuid`,
+                // Spent on this payout: the same request again. One grant serves one payout.
+                (rows) => (rows.length > 0 ? Effect.void : Effect.fail(new TokenAlreadyUsed({ payoutId, token })))
+              )
+            : Effect.fail(refused)
+        )
+      )
 
   /** The submission that counts; in the experiment the one of this token, since there every token has its own. */
   const recorded = (payoutId: PayoutId, token: FencingToken | undefined) =>

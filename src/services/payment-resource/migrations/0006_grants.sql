@@ -19,7 +19,7 @@ GRANT INSERT (journal_id, account_id, currency, amount_minor) ON pay.ledger_entr
 -- rail-proxy: the record and its fence; nothing of accounts and ledger, and of a payout what it must compare.
 GRANT SELECT ON pay.rail_high_water, pay.rail_submission, pay.rail_lookup, pay.fencing_switch, pay.rail_policy TO dlock_rail;
 GRANT SELECT (payout_id, account_id, currency, amount_minor, client_ref, beneficiary_ref, state, claim_token) ON pay.payout TO dlock_rail;
-GRANT INSERT (account_id, highest_token, payout_id, actor), UPDATE (highest_token, payout_id, actor, updated_at)
+GRANT INSERT (account_id, highest_token, payout_id, actor, updated_at), UPDATE (highest_token, payout_id, actor, updated_at)
   ON pay.rail_high_water TO dlock_rail;
 GRANT INSERT (submission_id, payout_id, account_id, currency, amount_minor, client_ref, token, actor, proxy_instance, send_by,
   outcome, outcome_at, reason) ON pay.rail_submission TO dlock_rail;
