@@ -97,10 +97,10 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
     fence
       .claim(op, accountId, token, { payout_id: sql`${payoutId}::uuid`, actor: sql`${actor}`, updated_at: sql`now()` })
       .pipe(
-        Effect.catchTag("FencedOut", (refused) =>
+        Effect.catchTag("FencedOut", (refused): Effect.Effect<void, FencedOut | TokenAlreadyUsed | SqlError.SqlError> =>
           refused.highest === token
             ? Effect.flatMap(
-                sql`SELECT FROM pay.rail_high_water WHERE account_id = ${accountId} AND payout_id = ${payoutId}::uuid`,
+                sql`SELECT true FROM pay.rail_high_water WHERE account_id = ${accountId} AND payout_id = ${payoutId}::uuid`,
                 // Spent on this payout: the same request again. One grant serves one payout.
                 (rows) => (rows.length > 0 ? Effect.void : Effect.fail(new TokenAlreadyUsed({ payoutId, token })))
               )
