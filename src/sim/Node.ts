@@ -388,8 +388,9 @@ export class Process implements Scheduler.Scheduler, EventOwner {
   /** Somebody makes a fiber of this process run: only the process itself may, or an event of the world. */
   calledBy(running: Process | undefined): void {
     if (running === undefined || running === this) return
+    const [by, of] = running.node === this.node ? ["a process of ", "its predecessor"] : ["", this.node.name]
     this.world.leak(
-      `${running.node.name} resumed a fiber of ${this.node.name}: the two share a Deferred, Queue, Latch or Semaphore`
+      `${by}${running.node.name} resumed a fiber of ${of}: the two share a Deferred, Queue, Latch or Semaphore`
     )
   }
 

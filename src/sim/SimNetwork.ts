@@ -185,9 +185,10 @@ class Call<A, E> implements Connection {
   /** The caller has its answer, or does not want it any more. */
   private settled = false
   private deadline: WorldEvent | undefined
-  /** The process that got the request, and its handler. */
+  /** The process that got the request last. */
   private server: Process | undefined
-  private handler: Fiber.Fiber<A, E> | undefined
+  /** The handler that is tied to the connection: a duplicate is a second handler, which nobody interrupts. */
+  private handler: { readonly process: Process; readonly fiber: Fiber.Fiber<A, E> } | undefined
 
   constructor(
     network: SimNetwork,
@@ -242,8 +243,7 @@ class Call<A, E> implements Connection {
   /** The handler as a fiber of the server. */
   run(process: Process, effect: Effect.Effect<A, E, Ambient>): void {
     const fiber = process.fork(effect)
-    // a duplicate is a second handler; only the first is tied to the connection
-    this.handler ??= fiber
+    if (this.handler === undefined || !this.handler.process.alive) this.handler = { process, fiber }
     fiber.addObserver((exit) => this.finish(process, exit))
   }
 
@@ -332,7 +332,10 @@ class Call<A, E> implements Connection {
       const process = this.server
       if (process === undefined || !process.alive || !link.open) return
       process.connections.delete(this)
-      process.enqueue(() => this.handler?.interruptUnsafe())
+      process.enqueue(() => {
+        // the first copy may have been handled by a process that is dead now, and this one by its successor
+        if (this.handler?.process === process) this.handler.fiber.interruptUnsafe()
+      })
     })
   }
 

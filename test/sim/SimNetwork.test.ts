@@ -160,6 +160,17 @@ describe("messages", () => {
     assert.isAbove(s.w.now, 3 * second)
   })
 
+  it("a caller that gives up interrupts the handler of its call, not what a dead predecessor began", () => {
+    const s = setting()
+    request.there(s).plant(1, { do: "duplicate", micros: 50 * milli }, noHit)
+    s.client.start((process) => s.call(process, "hello", { timeoutMillis: 53 }))
+    s.w.at(5 * milli, () => s.server.pause(20 * milli))
+    s.w.at(10 * milli, () => s.server.kill("machine"))
+    s.w.at(20 * milli, () => s.server.start())
+    s.w.run()
+    assert.deepStrictEqual([s.answers, s.book], [["timeout @53"], ["hello", "hello", "hello interrupted"]])
+  })
+
   it("a link can be unable to duplicate, as a database connection is", () => {
     const s = setting()
     s.net.link(s.client, s.server).duplicates = false
