@@ -44,6 +44,10 @@ export interface PayoutOrder {
   readonly beneficiary: string
 }
 
+/** What makes two orders under one idempotency key the same order. Who sends it is no part of that. */
+export const contentOf = ({ accountId, amountMinor, beneficiary, currency, payoutId }: PayoutOrder): string =>
+  JSON.stringify([payoutId ?? null, accountId, amountMinor.toString(), currency, beneficiary])
+
 export interface ProtectedWrite {
   readonly payoutId: PayoutId
   readonly token: FencingToken

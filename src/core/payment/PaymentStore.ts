@@ -4,7 +4,18 @@
 import { Context, type Effect } from "effect"
 import type { BackendUnavailable } from "../lock/LockErrors.ts"
 import type { PaymentOperations } from "./PaymentResource.ts"
-import type { PayoutState } from "./Payout.ts"
+import type { Payout, PayoutState } from "./Payout.ts"
+
+/** What a write came to. `replayed`: it had been done before, is answered again and changed nothing. */
+export interface Written {
+  readonly payout: Payout
+  readonly replayed: boolean
+}
+
+type Writes = "createPayout" | "claim" | "post" | "fail" | "ambiguous" | "resolve"
+type Telling<Operation> = Operation extends (request: infer Request) => Effect.Effect<Payout, infer E>
+  ? (request: Request) => Effect.Effect<Written, E>
+  : never
 
 /** What paydb itself checks, in the view `invariant_violation`. */
 export const checkedInvariants = [
@@ -31,7 +42,9 @@ export interface Backlog {
 
 export class PaymentStore extends Context.Service<
   PaymentStore,
-  PaymentOperations & {
+  Omit<PaymentOperations, Writes> & {
+    readonly [Name in Writes]: Telling<PaymentOperations[Name]>
+  } & {
     readonly backlog: Effect.Effect<Backlog, BackendUnavailable>
     readonly ping: Effect.Effect<void, BackendUnavailable>
     /** What is missing of the database's guards (`guard_missing`), and the kill switch of fence point (a) there. */

@@ -53,7 +53,7 @@ CREATE TABLE pay.payout (
                   ('RAIL_DECLINED', 'RAIL_NOT_EXECUTED', 'CANCELLED', 'INSUFFICIENT_FUNDS', 'ACCOUNT_BLOCKED')),
   last_actor      text    NOT NULL CHECK (length(last_actor) BETWEEN 1 AND 64),
   last_token      bigint  CHECK (last_token > 0),
-  trace_id        text    CHECK (trace_id ~ '^[0-9a-f]{32}$'),
+  trace_id        text    CHECK (length(trace_id) BETWEEN 1 AND 64),
   created_at      timestamptz NOT NULL DEFAULT now(),
   updated_at      timestamptz NOT NULL DEFAULT now(),
   FOREIGN KEY (account_id, currency) REFERENCES pay.account (account_id, currency),
