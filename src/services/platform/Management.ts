@@ -6,11 +6,11 @@
 import { type Cause, Context, Deferred, Effect, Exit, Fiber, Layer, Metric } from "effect"
 import { HttpRouter, HttpServerResponse } from "effect/http"
 import { PrometheusMetrics } from "effect/observability"
-import { readFileSync } from "node:fs"
 import { monitorEventLoopDelay } from "node:perf_hooks"
 import * as Metrics from "../../core/Metrics.ts"
 import type { RoutePattern } from "../api/Envelope.ts"
 import { ServiceConfig, type ServiceConfigValues } from "./ServiceConfig.ts"
+import { version } from "./Version.ts"
 
 /** One part that the service needs: one trivial round trip to it, and what is worth showing of it. */
 export interface ReadinessCheck {
@@ -122,12 +122,6 @@ const fencingIsOn = ({ fencing, service, staleHolder }: ServiceConfigValues): bo
   }
 }
 
-/** `package.json` is three folders up from `src/services/platform` and from `dist/services/platform` alike. */
-const version = Effect.sync(
-  (): string =>
-    (JSON.parse(readFileSync(new URL("../../../package.json", import.meta.url), "utf8")) as { version: string }).version
-)
-
 /** Everything under `/actuator`. */
 export const routes: Layer.Layer<never, never, HttpRouter.HttpRouter | Readiness | Draining | ServiceConfig> =
   HttpRouter.use((router) =>
@@ -137,7 +131,7 @@ export const routes: Layer.Layer<never, never, HttpRouter.HttpRouter | Readiness
       const info = {
         service: config.service,
         instance: config.instance,
-        version: yield* version,
+        version,
         backend: config.service === "lock-server" ? config.lock.backend : undefined,
         environment: config.env,
         node: process.version

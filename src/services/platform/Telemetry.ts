@@ -32,7 +32,9 @@ const levels: ReadonlyArray<LogLevel.LogLevel> = ["All", "Trace", "Debug", "Info
 const logging = ({ service, to }: TelemetryOptions): Layer.Layer<never, ConfigProblem> =>
   Layer.unwrap(
     Effect.gen(function* () {
-      const wanted = yield* setting("LOG_LEVEL", "Info")
+      const current = yield* References.MinimumLogLevel
+      // Set already by `--log-level`, which is nearer than the environment.
+      const wanted = current === "Info" ? yield* setting("LOG_LEVEL", "Info") : current
       const level = levels.find((one) => one.toLowerCase() === wanted.toLowerCase())
       if (level === undefined) return yield* configProblem("log.level", wanted, levels.join(", ").toLowerCase())
       const format = yield* setting("LOG_FORMAT", process[to].isTTY ? "pretty" : "json")
