@@ -13,6 +13,7 @@ import {
   type LedgerEntry,
   suspenseAccountOf
 } from "../core/payment/Ledger.ts"
+import type { CheckedInvariant } from "../core/payment/PaymentStore.ts"
 import {
   type AccountId,
   type FailReason,
@@ -219,3 +220,56 @@ export const railReferenceOf = (db: SimPaydbState, payoutId: PayoutId): string |
   db.lookups.findLast((said) => said.payoutId === payoutId && said.result === "EXECUTED" && said.railReference !== null)
     ?.railReference ??
   null
+
+/** `invariant_violation`, counted: what paydb itself can see of what went wrong. */
+export const violationsOf = (db: SimPaydbState): Readonly<Record<CheckedInvariant, number>> => {
+  const postings = (payoutId: PayoutId) =>
+    db.journals.filter((journal) => journal.kind === "PAYOUT" && journal.payoutId === payoutId).length
+  const payouts = [...db.payouts.values()]
+  const count = (test: (payout: SimPayout) => boolean) => payouts.filter(test).length
+  const said = (payout: SimPayout) => verdictOf(db, payout.payoutId)
+  const adjusted = (payout: SimPayout) =>
+    db.journals.some((journal) => journal.kind === "ADJUSTMENT" && journal.payoutId === payout.payoutId)
+  const balanceOf = (accountId: AccountId) =>
+    db.journals
+      .flatMap((journal) => journal.entries)
+      .reduce((sum, entry) => (entry.accountId === accountId ? sum + entry.amountMinor : sum), 0n)
+  const reserveOf = (accountId: AccountId) =>
+    payouts
+      .filter((payout) => payout.accountId === accountId && /^(CLAIMED|RAIL_AMBIGUOUS)$/.test(payout.state))
+      .reduce((sum, payout) => sum + payout.amountMinor, 0n)
+  const accounts = [...db.accounts.values()]
+  const greatest = new Map<AccountId, bigint>()
+  let regressions = 0
+  for (const { accountId, token } of db.transitions) {
+    const before = greatest.get(accountId) ?? 0n
+    if (token !== null && token < before) regressions++
+    if (token !== null && token > before) greatest.set(accountId, token)
+  }
+  const claims = new Map<string, Set<PayoutId>>()
+  for (const { accountId, payoutId, to, token } of db.transitions) {
+    if (to !== "CLAIMED") continue
+    const name = `${accountId} ${token}`
+    claims.set(name, (claims.get(name) ?? new Set()).add(payoutId))
+  }
+  return {
+    "INV-02":
+      count(
+        (payout) =>
+          db.submissions.filter((sent) => sent.payoutId === payout.payoutId && sent.outcome !== "VOIDED").length > 1
+      ) + count((payout) => db.lookups.some((one) => one.payoutId === payout.payoutId && one.executedCount > 1)),
+    "INV-03":
+      accounts.filter((account) => account.balanceMinor !== balanceOf(account.accountId)).length +
+      accounts.filter((account) => account.reservedMinor !== reserveOf(account.accountId)).length,
+    "INV-05": regressions,
+    "INV-06":
+      count((payout) => payout.state === "POSTED" && said(payout) !== "EXECUTED") +
+      count((payout) => payout.state === "FAILED" && said(payout) !== "NOT_EXECUTED" && !adjusted(payout)),
+    "INV-08": db.submissions.filter((sent) => {
+      const since = db.transitions.find((one) => one.payoutId === sent.payoutId && one.to === "RAIL_AMBIGUOUS")
+      return since !== undefined && sent.intentAt > since.at
+    }).length,
+    "ONE-POSTING": count((payout) => postings(payout.payoutId) > 1),
+    "ONE-TOKEN-ONE-CLAIM": [...claims.values()].filter((ids) => ids.size > 1).length
+  }
+}
