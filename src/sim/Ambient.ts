@@ -53,8 +53,8 @@ const seededTracer = (rng: () => Rng): Tracer.Tracer =>
   })
 
 /**
- * A planted fault may pause or kill the process at the point, and must do so *at* the point: a generator runs on from one
- * `yield*` to the next without asking the scheduler, so the fiber gives up the CPU here. Killed, it never gets it back.
+ * A planted fault may pause or kill the process at the point, and must do so *at* the point. Hence `suspend`: what it returns
+ * is the next operation, before which the scheduler is asked; after a `sync` the generator would run on to its next `yield*`.
  */
 const reachedIn =
   (process: Process) =>
@@ -65,7 +65,7 @@ const reachedIn =
       world.record(node, What.point, point, point.visits + 1)
       node.reach(point)
       if (process.alive) node.see(point)
-      return process.alive && !node.paused ? Effect.void : Effect.yieldNow
+      return Effect.void
     })
 
 export const processContext = (process: Process): Context.Context<Ambient> => {

@@ -115,43 +115,65 @@ export const apply = (plan: FaultPlan, network: SimNetwork): Applied => {
     const hit = (): void => {
       hits[index] = (hits[index] ?? 0) + 1
     }
-    plant(fault, network, find, hit)
+    // every planted action asks whether the fault phase is still on, whatever triggers it
+    const inPhase = (action: () => void) => (): void => {
+      if (!network.healed) action()
+    }
+    plant(fault, network, find, hit, inPhase)
   })
   return { hits }
 }
 
-const plant = (fault: Fault, network: SimNetwork, find: (name: string) => Node, hit: () => void): void => {
+const plant = (
+  fault: Fault,
+  network: SimNetwork,
+  find: (name: string) => Node,
+  hit: () => void,
+  inPhase: (action: () => void) => () => void
+): void => {
   const { world } = network
   switch (fault.kind) {
     case "pause": {
       const node = find(fault.node)
-      return arm(node, fault.when, () => {
-        const until = fault.until === undefined ? undefined : node.markedAt(fault.until)
-        const length = (until === undefined ? 0 : until - world.now) + micros(fault.millis)
-        if (node.process === undefined || length <= 0) return
-        hit()
-        node.pause(length)
-      })
+      return arm(
+        node,
+        fault.when,
+        inPhase(() => {
+          const until = fault.until === undefined ? undefined : node.markedAt(fault.until)
+          const length = (until === undefined ? 0 : until - world.now) + micros(fault.millis)
+          if (node.process === undefined || length <= 0) return
+          hit()
+          node.pause(length)
+        })
+      )
     }
     case "kill": {
       const node = find(fault.node)
-      return arm(node, fault.when, () => {
-        if (node.process === undefined) return
-        hit()
-        node.kill(fault.how)
-        if (fault.downMillis === null) return
-        world.after(micros(fault.downMillis), () => {
-          // somebody else may have restarted it already
-          if (node.process === undefined) node.start()
+      return arm(
+        node,
+        fault.when,
+        inPhase(() => {
+          if (node.process === undefined) return
+          hit()
+          node.kill(fault.how)
+          if (fault.downMillis === null) return
+          world.after(micros(fault.downMillis), () => {
+            // somebody else may have restarted it already
+            if (node.process === undefined) node.start()
+          })
         })
-      })
+      )
     }
     case "clockStep": {
       const node = find(fault.node)
-      return arm(node, fault.when, () => {
-        hit()
-        node.stepWall(fault.stepMillis)
-      })
+      return arm(
+        node,
+        fault.when,
+        inPhase(() => {
+          hit()
+          node.stepWall(fault.stepMillis)
+        })
+      )
     }
     case "clockError": {
       const node = find(fault.node)
@@ -164,13 +186,13 @@ const plant = (fault: Fault, network: SimNetwork, find: (name: string) => Node, 
     case "cut": {
       const links = [network.link(find(fault.from), find(fault.to))]
       if (fault.both) links.push(network.link(find(fault.to), find(fault.from)))
-      world.at(micros(fault.atMillis), () => {
+      const cut = (): void => {
         hit()
         for (const link of links) link.cut(fault.how)
-        world.after(micros(fault.millis), () => {
-          for (const link of links) link.heal(fault.how)
-        })
-      })
+        const mend = (): void => links.forEach((link) => link.heal(fault.how))
+        world.after(micros(fault.millis), inPhase(mend))
+      }
+      world.at(micros(fault.atMillis), inPhase(cut))
       return
     }
     case "drop":
@@ -205,6 +227,7 @@ const arm = (node: Node, when: When, action: () => void): void => {
  * over, the dead restarted, and nothing planted happens any more. Clocks stay as wrong as they are.
  */
 export const heal = (network: SimNetwork): void => {
+  network.healed = true
   const { jitterMicros, latencyMicros } = network.conditions
   network.setConditions({ ...calm, latencyMicros, jitterMicros })
   for (const link of network.allLinks) {
@@ -212,7 +235,6 @@ export const heal = (network: SimNetwork): void => {
     for (const channel of [...link.requests.values(), ...link.answers.values()]) channel.faults.clear()
   }
   for (const node of network.world.nodes) {
-    node.disarm()
     node.resume()
     if (node.down === "killed" || node.down === "unplugged") node.start()
   }

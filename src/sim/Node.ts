@@ -257,14 +257,6 @@ export class Node implements Named {
     this.markTriggers.set(name, triggers)
   }
 
-  /** Planted faults that have not happened yet never will. */
-  disarm(): void {
-    for (const point of this.points.values()) point.triggers.clear()
-    this.visibleTriggers.clear()
-    this.opTriggers.clear()
-    this.markTriggers.clear()
-  }
-
   /** The program has come to an end by itself: like `process.exit`, whatever else was running is dropped. */
   ended(process: Process, exit: Exit.Exit<unknown>): void {
     if (this.process !== process) return

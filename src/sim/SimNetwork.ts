@@ -69,6 +69,8 @@ export class SimNetwork {
   readonly abort: boolean
   /** Calls made. */
   calls = 0
+  /** The fault phase is over: what a plan still has in store does not happen. */
+  healed = false
   /** Of every link that has no own. */
   conditions: LinkConditions
   /** By index of the two nodes. */
@@ -293,7 +295,7 @@ class Call<A, E> implements Connection {
 
   /** The answer is at the caller's machine. If the caller is dead or has given up, nobody is there to read it. */
   private answered(result: Effect.Effect<A, E | CallFailed>): void {
-    if (this.settled || !this.from.alive) return
+    if (this.settled) return
     this.from.enqueue(() => {
       if (this.settled) return
       this.settle()

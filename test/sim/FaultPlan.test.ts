@@ -183,13 +183,16 @@ describe("heal", () => {
       [
         { kind: "kill", node: "w1", when: { at: "time", millis: 500 }, how: "process", downMillis: null },
         { kind: "pause", node: "w2", when: { at: "time", millis: 500 }, millis: 1_000_000 },
+        // what is still to come when the phase ends, by each kind of trigger
         {
           kind: "kill",
           node: "w3",
-          when: { at: "point", name: "put.before", nth: 60 },
+          when: { at: "point", name: "put.after", nth: 1 },
           how: "process",
           downMillis: null
         },
+        { kind: "kill", node: "w1", when: { at: "time", millis: 3001 }, how: "process", downMillis: null },
+        { kind: "cut", from: "w1", to: "db", both: true, how: "drop", atMillis: 3500, millis: 1_000_000 },
         { kind: "cut", from: "w3", to: "db", both: true, how: "drop", atMillis: 0, millis: 1_000_000 }
       ],
       net

@@ -127,6 +127,22 @@ describe("a call", () => {
     }
   })
 
+  it("of a caller that dies is interrupted too, unless the news of it cannot get through", () => {
+    for (const [cut, expected] of [
+      [false, "hello interrupted"],
+      [true, "hello done"]
+    ] as const) {
+      const s = setting()
+      s.client.start()
+      s.w.at(3 * milli, () => {
+        if (cut) s.net.link(s.client, s.server).cut("drop")
+        s.client.kill()
+      })
+      s.w.run()
+      assert.deepStrictEqual(s.book, ["hello", expected])
+    }
+  })
+
   it("can be interrupted", () => {
     const s = setting()
     s.client.start((process) => Effect.asVoid(Effect.timeoutOption(s.call(process, "hello"), "3 millis")))
@@ -313,7 +329,7 @@ describe("cuts", () => {
 describe("a transaction", () => {
   /** Two workers add rows to one store. */
   const store = (plant: (w: VirtualWorld, net: SimNetwork) => void) => {
-    const w = new VirtualWorld({ seed: 1 })
+    const w = new VirtualWorld({ seed: 1, keepTrace: true })
     const net = new SimNetwork(w)
     const rows: Array<string> = []
     const told: Array<string> = []
@@ -331,6 +347,9 @@ describe("a transaction", () => {
     plant(w, net)
     w.run()
     requireEnded(w)
+    // whatever befell them, each call got one answer sent: a process that dies does not answer and reset
+    const answers = w.trace.lines().filter((line) => line.includes("send db>"))
+    assert.lengthOf(answers, 2)
     return { rows, told, boots: db.boots }
   }
 

@@ -166,6 +166,53 @@ describe("policies", () => {
     }
   })
 
+  it("under pct a timer or message does not lend its fiber the priority of the delivery", () => {
+    const orders = new Set<string>()
+    for (let seed = 0; seed < 60; seed++) {
+      const w = new VirtualWorld({ seed, policy: "pct", pctDepth: 1 })
+      let out = ""
+      const wake = (name: string) =>
+        Effect.andThen(
+          Effect.sleep("1 second"),
+          Effect.sync(() => (out += name))
+        )
+      w.node("a", { program: () => Effect.all([wake("a"), wake("b"), wake("c")], { concurrency: 3 }) }).start()
+      w.run()
+      orders.add(out)
+    }
+    assert.strictEqual(orders.size, 6)
+  })
+
+  it("the drawn order of two nodes does not change when a third does more or less", () => {
+    const orderWith = (seed: number, slices: number, sleeps: number): string => {
+      const w = new VirtualWorld({ seed, policy: "random" })
+      let out = ""
+      const turns = (name: string, slices: number, sleeps: number) => () =>
+        Effect.gen(function* () {
+          for (let i = 0; i < slices; i++) {
+            yield* Effect.yieldNow
+            out += name
+          }
+          for (let i = 0; i < sleeps; i++) {
+            yield* Effect.sleep("1 second")
+            out += name
+          }
+        })
+      for (const name of ["x", "y"]) w.node(name, { program: turns(name, 6, 6) }).start()
+      w.node("other", { program: turns("", slices, sleeps) }).start()
+      w.run()
+      return out
+    }
+    const seen = new Set<string>()
+    for (let seed = 0; seed < 20; seed++) {
+      const order = orderWith(seed, 0, 0)
+      assert.strictEqual(orderWith(seed, 3, 5), order)
+      assert.strictEqual(orderWith(seed, 9, 2), order)
+      seen.add(order)
+    }
+    assert.isAbove(seen.size, 15)
+  })
+
   it("a race inside a process needs a small quantum: without one no policy finds it", () => {
     const hits = (policy: Policy, quantum: number): number => {
       let n = 0
