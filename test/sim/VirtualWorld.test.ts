@@ -2,11 +2,12 @@
  * A run is a function of its options: the same everywhere, and different where the options ask for it.
  */
 import { assert, describe, it } from "@effect/vitest"
-import { Effect, Fiber, Queue, Random, Ref, Semaphore, Stream } from "effect"
+import { Effect, Exit, Fiber, Queue, Random, Ref, Semaphore, Stream } from "effect"
 import { SecureRandom } from "effect/crypto"
 import { Worker } from "node:worker_threads"
 import { mix, Rng } from "../../src/sim/Draw.ts"
 import { requireEnded } from "../../src/sim/Leaks.ts"
+import { SimNetwork } from "../../src/sim/SimNetwork.ts"
 import { VirtualWorld, type Policy, type WorldOptions } from "../../src/sim/VirtualWorld.ts"
 import { busy } from "./busyWorld.ts"
 
@@ -167,20 +168,19 @@ describe("policies", () => {
   })
 
   it("under pct a timer or message does not lend its fiber the priority of the delivery", () => {
+    // both wake at 2 s; a's timer is the older one, so deliveries alone would always let a go first
     const orders = new Set<string>()
-    for (let seed = 0; seed < 60; seed++) {
+    for (let seed = 0; seed < 20; seed++) {
       const w = new VirtualWorld({ seed, policy: "pct", pctDepth: 1 })
       let out = ""
-      const wake = (name: string) =>
-        Effect.andThen(
-          Effect.sleep("1 second"),
-          Effect.sync(() => (out += name))
-        )
-      w.node("a", { program: () => Effect.all([wake("a"), wake("b"), wake("c")], { concurrency: 3 }) }).start()
+      const say = (name: string) => Effect.sync(() => (out += name))
+      const a = Effect.andThen(Effect.sleep("2 seconds"), say("a"))
+      const b = Effect.sleep("1 second").pipe(Effect.andThen(Effect.sleep("1 second")), Effect.andThen(say("b")))
+      w.node("a", { program: () => Effect.all([a, b], { concurrency: 2 }) }).start()
       w.run()
       orders.add(out)
     }
-    assert.strictEqual(orders.size, 6)
+    assert.deepStrictEqual(Array.from(orders).sort(), ["ab", "ba"])
   })
 
   it("the drawn order of two nodes does not change when a third does more or less", () => {
@@ -208,6 +208,37 @@ describe("policies", () => {
       const order = orderWith(seed, 0, 0)
       assert.strictEqual(orderWith(seed, 3, 5), order)
       assert.strictEqual(orderWith(seed, 9, 2), order)
+      seen.add(order)
+    }
+    assert.isAbove(seen.size, 15)
+  })
+
+  it("the drawn order of two messages that arrive in the same microsecond does not either", () => {
+    const orderWith = (seed: number, sleeps: number): string => {
+      const w = new VirtualWorld({ seed, policy: "random" })
+      const net = new SimNetwork(w)
+      let out = ""
+      const db = w.node("db", { daemon: true })
+      db.start()
+      for (const name of ["x", "y"]) {
+        w.node(name, {
+          program: (process) =>
+            Effect.gen(function* () {
+              for (let i = 0; i < 6; i++) {
+                yield* Effect.sleep("1 second")
+                yield* net.transact(process, db, "put", () => Exit.succeed((out += name)))
+              }
+            }).pipe(Effect.orDie)
+        }).start()
+      }
+      w.node("other", { program: () => Effect.repeat(Effect.sleep("300 millis"), { times: sleeps }) }).start()
+      w.run()
+      return out
+    }
+    const seen = new Set<string>()
+    for (let seed = 0; seed < 20; seed++) {
+      const order = orderWith(seed, 0)
+      assert.strictEqual(orderWith(seed, 7), order)
       seen.add(order)
     }
     assert.isAbove(seen.size, 15)
