@@ -12,7 +12,16 @@ import { dirname, matchesGlob, normalize } from "node:path"
 
 const effectOnly = ["effect", "src/core/**"]
 const wire = [...effectOnly, "effect/*", "src/services/api/*"]
-const outside = [...wire, "node:*", "@effect/**", "@opentelemetry/*", "etcd3", "cockatiel", "src/services/platform/*"]
+const outside = [
+  ...wire,
+  "node:*",
+  "node:*/*",
+  "@effect/**",
+  "@opentelemetry/*",
+  "etcd3",
+  "cockatiel",
+  "src/services/platform/*"
+]
 const client = ["src/services/lock-client/*"]
 const boxes = [
   "lock-server",
