@@ -158,8 +158,8 @@ const plant = (
           node.kill(fault.how)
           if (fault.downMillis === null) return
           world.after(micros(fault.downMillis), () => {
-            // somebody else may have restarted it already
-            if (node.process === undefined) node.start()
+            // somebody else may have restarted it, and it may even have come to its end since
+            if (node.killed) node.start()
           })
         })
       )
@@ -236,6 +236,6 @@ export const heal = (network: SimNetwork): void => {
   }
   for (const node of network.world.nodes) {
     node.resume()
-    if (node.down === "killed" || node.down === "unplugged") node.start()
+    if (node.killed) node.start()
   }
 }

@@ -168,6 +168,11 @@ export class Node implements Named {
     return this.busyUntil > this.world.now
   }
 
+  /** Whether it is down against its will. */
+  get killed(): boolean {
+    return this.down === "killed" || this.down === "unplugged"
+  }
+
   /** Whether its program should have ended but has not. */
   get hanging(): boolean {
     return !this.daemon && this.process !== undefined && this.program !== undefined
