@@ -1,0 +1,43 @@
+/**
+ * The readiness component `payDb`: paydb answers, its guards are in place, and the two keys of the kill switch agree.
+ * A database that an experiment wrote to is never ready in production.
+ */
+import { Effect, Schema } from "effect"
+import type { BackendUnavailable } from "../../core/lock/LockErrors.ts"
+import type { ReadinessCheck } from "./Management.ts"
+import { ServiceConfig } from "./ServiceConfig.ts"
+
+/** An error that occurs when triggers, indexes or privileges of paydb are not as they must be. */
+export class GuardMissing extends Schema.TaggedError<GuardMissing>()("GuardMissing", {
+  missing: Schema.Array(Schema.String)
+}) {}
+
+/** An error that occurs when one key of a kill switch is turned and the other is not. */
+export class FencingSwitchDisagrees extends Schema.TaggedError<FencingSwitchDisagrees>()("FencingSwitchDisagrees", {
+  setting: Schema.Boolean,
+  database: Schema.Boolean
+}) {}
+
+/** An error that occurs in production when rows were written while a fence was off. */
+export class UnfencedRows extends Schema.TaggedError<UnfencedRows>()("UnfencedRows", {}) {}
+
+/** `guards` of `PaymentStore` or `SubmissionStore`; `fencingEnabled` is the setting of the fence point behind it. */
+export const check = (
+  guards: Effect.Effect<
+    { readonly missing: ReadonlyArray<string>; readonly switchOn: boolean; readonly unfencedRows: boolean },
+    BackendUnavailable
+  >,
+  fencingEnabled: boolean
+): Effect.Effect<ReadinessCheck, never, ServiceConfig> =>
+  Effect.map(ServiceConfig, ({ env }) => ({
+    name: "payDb",
+    run: Effect.gen(function* () {
+      const { missing, switchOn, unfencedRows } = yield* guards
+      if (missing.length > 0) return yield* new GuardMissing({ missing })
+      if (switchOn !== fencingEnabled) {
+        return yield* new FencingSwitchDisagrees({ setting: fencingEnabled, database: switchOn })
+      }
+      if (unfencedRows && env === "production") return yield* new UnfencedRows()
+      return { fencing: switchOn ? "on" : "OFF", unfencedRows }
+    })
+  }))
