@@ -345,8 +345,9 @@ export const makeTurn = Effect.fnUntraced(function* (options: TurnOptions, stopp
       const payout = yield* unfinishedOf(accountId)
       if (payout === undefined) return "NOTHING"
       const work = { lock, payout }
-      // PENDING and to be failed: sealed, and its finisher died. P6 adopts the token, a claim would be refused.
-      const outcome = yield* payout.nextStep === "FAIL" ? settleRecorded(work, REREADS) : claim(work)
+      // Sealed before it was claimed, and its finisher died: P6 adopts the token, a claim would be refused.
+      const sealed = payout.state === "PENDING" && payout.nextStep === "FAIL"
+      const outcome = yield* sealed ? settleRecorded(work, REREADS) : claim(work)
       yield* reached("release.before")
       return outcome
     })
