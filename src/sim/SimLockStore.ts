@@ -153,6 +153,7 @@ export const make = Effect.fnUntraced(function* (options?: SimLockStoreOptions) 
     token: row.token,
     ownerId: row.session.ownerId,
     sessionId: row.session.sessionId,
+    acquireId: row.acquireId,
     grantedAt: row.grantedAt,
     expiresAt: row.expiresAt,
     lastRevocation: lastRevocation.get(row.key) ?? null

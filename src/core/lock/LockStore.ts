@@ -95,6 +95,8 @@ export interface LockRecord {
   readonly token: FencingToken
   readonly ownerId: OwnerId
   readonly sessionId: SessionId
+  /** The request that was granted: whoever repeats it is the holder. */
+  readonly acquireId: AcquireId
   readonly grantedAt: number
   readonly expiresAt: number
   readonly lastRevocation: { readonly operator: string; readonly reason: string; readonly at: number } | null

@@ -24,10 +24,10 @@ import {
   LockLost,
   NotLeader
 } from "../../core/lock/LockErrors.ts"
-import { type AcquireRequest, LockStore } from "../../core/lock/LockStore.ts"
+import { type AcquireRequest, type LockRecord, LockStore } from "../../core/lock/LockStore.ts"
 import * as Metrics from "../../core/Metrics.ts"
 import { type LockSettings, limits } from "../../core/Settings.ts"
-import { type AcquireFailure, millisBetween, WaitingLines } from "./WaitingLines.ts"
+import { type AcquireFailure, isUnder, millisBetween, WaitingLines } from "./WaitingLines.ts"
 
 /** Who waits in this instance. */
 export class LockWaiters extends Context.Service<
@@ -59,7 +59,7 @@ export const make = Effect.fnUntraced(function* (settings: LockSettings) {
   const instance: Instance = {
     store,
     settings,
-    lines: new WaitingLines(),
+    lines: new WaitingLines((key) => recordOf(instance, key)),
     lastTokens: new Map(),
     downSince: null
   }
@@ -167,10 +167,14 @@ const acquire = (
           )
         )
       )
-      if (waitMillis > 0) return yield* instance.lines.join({ key, ownerId, mayRepeat, look, receivedAt, waitMillis })
+      if (waitMillis > 0) {
+        return yield* instance.lines.join({ request: forStore, mayRepeat, look, receivedAt, waitMillis })
+      }
+      // A request that does not wait must not overtake those who do, but it is never told that it contends with itself.
       const refusal = instance.lines.refusal(key)
-      if (refusal === undefined || (mayRepeat && (yield* isHolder(instance, forStore)))) return yield* look
-      return yield* refusal
+      if (refusal === undefined) return yield* look
+      const record = mayRepeat ? yield* recordOf(instance, key) : null
+      return yield* record !== null && isUnder(record, forStore) ? look : refusal
     }).pipe(
       Effect.tap((grant) =>
         Effect.logInfo("lock_granted").pipe(
@@ -187,15 +191,8 @@ const acquire = (
   })
 }
 
-/**
- * A request that does not wait must not overtake those who do. It may still be the repeat of a request whose answer was
- * lost, which is never told that it contends with itself.
- */
-const isHolder = (instance: Instance, { key, sessionId }: AcquireRequest): Effect.Effect<boolean, BackendError> =>
-  call(instance, "record", instance.store.record(key)).pipe(
-    Effect.map((record) => record.held && record.sessionId === sessionId),
-    Effect.catchTag("LockNotFound", () => Effect.succeed(false))
-  )
+const recordOf = (instance: Instance, key: LockKey): Effect.Effect<LockRecord | null, BackendError> =>
+  call(instance, "record", instance.store.record(key)).pipe(Effect.catchTag("LockNotFound", () => Effect.succeed(null)))
 
 const tryAcquire = (instance: Instance, request: AcquireRequest) =>
   Effect.suspend(() => {

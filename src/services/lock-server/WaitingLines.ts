@@ -15,12 +15,12 @@ import {
   LockContended,
   NotLeader
 } from "../../core/lock/LockErrors.ts"
+import type { AcquireRequest, LockRecord } from "../../core/lock/LockStore.ts"
 
 export type AcquireFailure = Effect.Error<ReturnType<LockApi["Service"]["acquire"]>>
 
 export interface Waiting {
-  readonly key: LockKey
-  readonly ownerId: OwnerId
+  readonly request: AcquireRequest
   /** The caller named the request, so it may repeat one whose answer was lost. */
   readonly mayRepeat: boolean
   /** One try at the store. */
@@ -46,14 +46,16 @@ interface Line {
 }
 
 interface Waiter {
-  readonly ownerId: OwnerId
+  readonly request: AcquireRequest
   readonly mayRepeat: boolean
   readonly poke: Latch.Latch
-  /** To look although others are first: the holder may be this waiter's own earlier request, whose answer was lost. */
-  looksForOwn: boolean
-  /** The lease, by its end, for which that was done last. */
-  lookedForOwn: number | null
+  /** To look although others are first: the key is held under this waiter's own earlier request. */
+  isHolder: boolean
 }
+
+/** Whether the key is held under this very request: it repeats one whose answer was lost. */
+export const isUnder = (record: LockRecord, request: AcquireRequest): boolean =>
+  record.held && record.sessionId === request.sessionId && record.acquireId === request.acquireId
 
 /** The first of a line looks at least so often, and no sooner than so after a look unless it is woken. */
 const LOOK_MILLIS = { min: 5, max: 1_000 }
@@ -63,7 +65,13 @@ const NANOS_PER_MILLI = 1_000_000n
 
 export class WaitingLines {
   readonly #lines = new Map<LockKey, Line>()
+  readonly #record: (key: LockKey) => Effect.Effect<LockRecord | null, BackendError>
   #closed = false
+
+  /** @param record what the store knows of a key; null when that was never seen */
+  constructor(record: (key: LockKey) => Effect.Effect<LockRecord | null, BackendError>) {
+    this.#record = record
+  }
 
   count(key: LockKey): number {
     return this.#lines.get(key)?.waiters.length ?? 0
@@ -97,10 +105,10 @@ export class WaitingLines {
   /** Waits at the end of the key's line, until the grant is won or the time is up. Leaves it when interrupted. */
   join(waiting: Waiting): Effect.Effect<AcquiredGrant, AcquireFailure> {
     return Effect.suspend(() => {
-      const { key, mayRepeat, ownerId } = waiting
+      const { mayRepeat, request } = waiting
       if (this.#closed) return waiting.look
-      const line = this.#lineOf(key)
-      const waiter: Waiter = { ownerId, mayRepeat, poke: Latch.makeUnsafe(), looksForOwn: false, lookedForOwn: null }
+      const line = this.#lineOf(request.key)
+      const waiter: Waiter = { request, mayRepeat, poke: Latch.makeUnsafe(), isHolder: false }
       line.waiters.push(waiter)
       // Let the first find out who holds the key now: it may be this very request.
       if (mayRepeat && line.waiters.length > 1) wake(line)
@@ -117,7 +125,7 @@ export class WaitingLines {
       this: WaitingLines,
       line: Line,
       waiter: Waiter,
-      { key, look, receivedAt, waitMillis }: Waiting
+      { look, receivedAt, waitMillis }: Waiting
     ): Effect.fn.Return<AcquiredGrant, AcquireFailure> {
       const deadline = receivedAt + BigInt(waitMillis) * NANOS_PER_MILLI
       let attempts = 0
@@ -127,17 +135,17 @@ export class WaitingLines {
         const now = yield* Clock.monotonicTimeNanos
         if (now >= deadline) {
           return yield* new ContentionExceeded({
-            key,
+            key: line.key,
             attempts,
             waitedMillis: millisBetween(receivedAt, now),
             retryAfterMillis: line.refusal?.retryAfterMillis ?? RETRY_MILLIS
           })
         }
         const isFirst = line.waiters[0] === waiter
-        if (waiter.looksForOwn || (isFirst && now >= line.lookAt)) {
-          waiter.looksForOwn = false
+        if (waiter.isHolder || (isFirst && now >= line.lookAt)) {
+          waiter.isHolder = false
           attempts++
-          const grant = yield* line.turn.withPermit(this.#look(line, waiter, look))
+          const grant = yield* line.turn.withPermit(this.#look(line, look))
           if (grant !== undefined) return grant
         } else {
           const until = isFirst && line.lookAt < deadline ? line.lookAt : deadline
@@ -151,7 +159,6 @@ export class WaitingLines {
   /** The grant, or undefined when the key is held; the line learns from either. */
   #look(
     line: Line,
-    waiter: Waiter,
     look: Effect.Effect<AcquiredGrant, AcquireFailure>
   ): Effect.Effect<AcquiredGrant | undefined, Exclude<AcquireFailure, LockContended>> {
     return Effect.suspend(() => {
@@ -164,13 +171,9 @@ export class WaitingLines {
         })
       return look.pipe(
         Effect.tap((grant) => learn(refusalOf(line.key, grant))),
-        Effect.catchTag("LockContended", (refusal) => {
-          waiter.lookedForOwn = refusal.holderExpiresAt
-          for (const other of line.waiters) {
-            if (other.mayRepeat && other.ownerId === refusal.holderOwnerId) lookForOwn(other, refusal.holderExpiresAt)
-          }
-          return Effect.as(learn(refusal), undefined)
-        }),
+        Effect.catchTag("LockContended", (refusal) =>
+          Effect.andThen(this.#callHolder(line, refusal), Effect.as(learn(refusal), undefined))
+        ),
         Effect.tapError((failure) =>
           Effect.sync(() => {
             if (failure instanceof BackendUnavailable || failure instanceof NotLeader) this.#dissolve(line, failure)
@@ -179,6 +182,19 @@ export class WaitingLines {
           })
         )
       )
+    })
+  }
+
+  /** The holder may be in the line: a client whose answer was lost asks again, and must not wait for itself. */
+  #callHolder(line: Line, refusal: LockContended): Effect.Effect<void, BackendError> {
+    const mayBe = ({ mayRepeat, request }: Waiter) => mayRepeat && request.ownerId === refusal.holderOwnerId
+    if (!line.waiters.some(mayBe)) return Effect.void
+    return Effect.map(this.#record(line.key), (record) => {
+      for (const waiter of line.waiters) {
+        if (record === null || !mayBe(waiter) || !isUnder(record, waiter.request)) continue
+        waiter.isHolder = true
+        waiter.poke.openUnsafe()
+      }
     })
   }
 
@@ -209,13 +225,6 @@ const wake = (line: Line): void => {
   line.wakes++
   line.lookAt = 0n
   line.waiters[0]?.poke.openUnsafe()
-}
-
-const lookForOwn = (waiter: Waiter, leaseEnd: number | null): void => {
-  if (waiter.lookedForOwn === leaseEnd) return
-  waiter.lookedForOwn = leaseEnd
-  waiter.looksForOwn = true
-  waiter.poke.openUnsafe()
 }
 
 const refusalOf = (key: LockKey, holder: LockGrant | null): LockContended =>
