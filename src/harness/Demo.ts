@@ -88,6 +88,7 @@ export const run = Effect.fnUntraced(
     return proven
   },
   Effect.scoped,
+  // @effect-diagnostics-next-line strictEffectProvide:off (this is the entry point of the command)
   Effect.provide(NodeHttpClient.layerUndici)
 )
 

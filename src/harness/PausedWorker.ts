@@ -13,8 +13,8 @@ import { Effect, Redacted } from "effect"
 import { HttpClient, HttpClientRequest } from "effect/http"
 import type { FencingSwitches } from "../core/Fencing.ts"
 import { judge } from "../core/Invariants.ts"
+import * as Paydb from "../services/payment-resource/PgPaydb.ts"
 import * as Migrations from "../services/platform/Migrations.ts"
-import * as Pg from "../services/platform/Pg.ts"
 import { collect } from "./Evidence.ts"
 import { AMOUNT_MINOR, differencesOf, type Hop, OPENING_MINOR, type Participant, type RowReport } from "./Experiment.ts"
 import { HarnessError, isEvent, type LogRecord, type ServiceProcess, type World } from "./Processes.ts"
@@ -137,14 +137,9 @@ export const runRow = Effect.fnUntraced(function* (around: Surroundings, switche
 const prepareDatabase = Effect.fnUntraced(
   function* ({ paydb }: Surroundings, database: string, switches: FencingSwitches) {
     yield* Migrations.ensureDatabase({ adminUrl: paydb("postgres"), database })
-    yield* Migrations.migrate({
-      url: paydb(database),
-      directory: new URL("../services/payment-resource/migrations/", import.meta.url)
-    })
-    const sql = yield* Pg.make({ url: paydb(database), applicationName: "dlock-harness", maxConnections: 1 })
-    yield* sql`UPDATE pay.fencing_switch SET enabled = CASE point WHEN 'resource' THEN ${switches.payment}::boolean ELSE ${switches.rail}::boolean END`
+    yield* Paydb.migrate(paydb(database))
+    yield* Paydb.setSwitches(paydb(database), { resource: switches.payment, rail: switches.rail })
   },
-  Effect.scoped,
   Effect.mapError((cause) => new HarnessError({ step: "prepare paydb", message: String(cause) }))
 )
 

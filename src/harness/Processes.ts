@@ -109,8 +109,8 @@ export const make: Effect.Effect<World, HarnessError, Scope.Scope> = Effect.gen(
             // Ctrl-C in the terminal reaches the harness only, which then ends the services in order.
             detached: true,
             cwd: scratch,
+            // Nothing of the caller's environment: a LOCK_URL set there must not end up in an experiment.
             env: {
-              PATH: process.env["PATH"],
               HOME: scratch,
               // The second and later processes load the compiled code of the first.
               NODE_COMPILE_CACHE: path.join(scratch, "compile-cache"),
