@@ -12,7 +12,7 @@ import { LockStore } from "../../src/core/lock/LockStore.ts"
 import { PaymentResource } from "../../src/core/payment/PaymentResource.ts"
 import { PaymentStore } from "../../src/core/payment/PaymentStore.ts"
 import { AccountId, PayoutId } from "../../src/core/payment/Payout.ts"
-import { Rail, RailNoAnswer, type RailPayment } from "../../src/core/rail/Rail.ts"
+import { Rail, type RailFinding, RailNoAnswer, type RailPayment } from "../../src/core/rail/Rail.ts"
 import { SubmissionStore } from "../../src/core/rail/SubmissionStore.ts"
 import { defaults } from "../../src/core/Settings.ts"
 import * as LockService from "../../src/services/lock-server/LockService.ts"
@@ -23,8 +23,8 @@ import * as SimPaymentStore from "../../src/sim/SimPaymentStore.ts"
 import * as SimSubmissionStore from "../../src/sim/SimSubmissionStore.ts"
 import { makeProxy, type Ports, startExecutor, startReconciler } from "./InProcess.ts"
 
-/** What the rail does with a submit. `lost`: no answer. */
-export type RailMood = "ack" | "decline" | "lost-paid" | "lost-unpaid"
+/** What the rail does with a submit (`lost`: no answer), or that it does not answer lookups either. */
+export type RailMood = "ack" | "decline" | "lost-paid" | "lost-unpaid" | "silent"
 
 export interface BookEntry extends RailPayment {
   readonly railReference: string
@@ -50,12 +50,15 @@ export const makeRail = () => {
       return yield* Effect.never
     }),
     lookup: (clientReference) =>
-      Effect.sync(() => {
+      Effect.suspend((): Effect.Effect<RailFinding> => {
+        if (mood === "silent") return Effect.never
         const own = book.filter((entry) => entry.clientReference === clientReference)
         const first = own[0]
-        return first === undefined
-          ? { _tag: "NOT_FOUND" as const }
-          : { _tag: "EXECUTED" as const, count: own.length, railReference: first.railReference }
+        return Effect.succeed(
+          first === undefined
+            ? { _tag: "NOT_FOUND" }
+            : { _tag: "EXECUTED", count: own.length, railReference: first.railReference }
+        )
       }),
     ping: Effect.void
   })
@@ -151,7 +154,8 @@ export const makeWorld = Effect.fnUntraced(function* (options: WorldOptions = {}
     /** @param alter what lies between this one and the others */
     executor: (options: Parameters<typeof startExecutor>[2], alter: (ports: Ports) => Ports = (same) => same) =>
       startExecutor(alter(ports), proxy, options),
-    reconciler: (options: Parameters<typeof startReconciler>[2]) => startReconciler(ports, proxy, options)
+    reconciler: (options: Parameters<typeof startReconciler>[2], alter: (ports: Ports) => Ports = (same) => same) =>
+      startReconciler(alter(ports), proxy, options)
   }
 })
 
