@@ -191,8 +191,9 @@ BEGIN
   -- (c2), independent of (c): only the current claimant submits, and only what was not sent is voided. FOR SHARE: a
   -- claim that commits after this look would make it untrue.
   SELECT * INTO ordered FROM payout WHERE payout_id = NEW.payout_id FOR SHARE;
-  IF NOT (ordered.state = 'CLAIMED' AND ordered.claim_token = NEW.token
-          OR NEW.outcome = 'VOIDED' AND ordered.state = 'PENDING') THEN
+  -- IS NOT TRUE: of an intent the outcome is NULL, and NOT (false OR NULL) would refuse nothing.
+  IF (ordered.state = 'CLAIMED' AND ordered.claim_token = NEW.token
+      OR NEW.outcome = 'VOIDED' AND ordered.state = 'PENDING') IS NOT TRUE THEN
     RAISE EXCEPTION '% refused: payout % is % under claim token %, presented %',
       CASE NEW.outcome WHEN 'VOIDED' THEN 'void' ELSE 'submit' END, NEW.payout_id, ordered.state, ordered.claim_token, NEW.token
       USING ERRCODE = 'DL007';
