@@ -143,7 +143,11 @@ const make = Effect.fnUntraced(function* (options: TurnOptions) {
 
   const run = Effect.gen(function* () {
     yield* wake.close
-    yield* poll
+    yield* Effect.catchCauseIf(
+      poll,
+      (cause) => !Cause.hasInterruptsOnly(cause),
+      (cause) => Effect.logError("a poll died", cause)
+    )
     // From half the interval to one and a half of it; the end of a turn cuts it short.
     const millis = yield* Random.nextIntBetween(pollIntervalMillis >> 1, pollIntervalMillis + (pollIntervalMillis >> 1))
     yield* Effect.timeoutOption(wake.await, millis)
