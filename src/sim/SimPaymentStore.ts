@@ -275,7 +275,10 @@ export const make = Effect.gen(function* () {
       }
       db.accounts.set(accountId, account)
       if (openingBalanceMinor > 0n) {
-        const entries = payoutEntries(funding, accountId, currency, openingBalanceMinor)
+        const entries = [
+          { accountId, currency, amountMinor: openingBalanceMinor },
+          { accountId: funding, currency, amountMinor: -openingBalanceMinor }
+        ]
         journal({ kind: "FUNDING", payoutId: null, actor, token: null, entries })
       }
       return Effect.succeed({ account: answerAccount(account), created: true })
