@@ -143,13 +143,18 @@ export const layerOf = (routes: ReadonlyArray<RoutePattern>) => {
 
   // Responses that the platform made by itself (415, empty 4xx and 5xx).
   const onSuccess = (response: HttpServerResponse.HttpServerResponse, request: HttpServerRequest.HttpServerRequest) => {
+    const contentType = "contentType" in response.body ? response.body.contentType : undefined
     if (
       response.status < 400 ||
       // A health answer has its own body (503 DOWN).
       request.url.startsWith("/actuator/") ||
-      ("contentType" in response.body && response.body.contentType === ENVELOPE_CONTENT_TYPE)
+      contentType === ENVELOPE_CONTENT_TYPE
     ) {
-      return Effect.succeed(response)
+      return Effect.succeed(
+        contentType === "application/json"
+          ? HttpServerResponse.setHeader(response, "content-type", ENVELOPE_CONTENT_TYPE)
+          : response
+      )
     }
     switch (response.status) {
       case 413:

@@ -9,7 +9,7 @@
  * still runs is interrupted and answered BACKEND_UNAVAILABLE. The management port goes last.
  */
 import { NodeHttpServer } from "@effect/platform-node"
-import { Clock, Deferred, Duration, Effect, Layer, Metric, type Scope } from "effect"
+import { Clock, Deferred, Effect, Layer, Metric, type Scope } from "effect"
 import { HttpRouter, HttpServer, HttpServerRequest, HttpServerResponse } from "effect/http"
 import { type HttpApi, HttpApiBuilder, type HttpApiGroup } from "effect/http-api"
 import * as Http from "node:http"
@@ -30,7 +30,7 @@ import * as RequestErrors from "../api/RequestErrors.ts"
 import * as Management from "./Management.ts"
 import { announceExperiments, type ConfigProblem, configProblem, ServiceConfig } from "./ServiceConfig.ts"
 
-/** How long requests under way may take to finish once the process was told to stop. */
+/** How long requests under way may take to finish once the process was told to stop, unless said otherwise. */
 const drainMillis = 10_000
 
 export interface AdminRoutes<E, R> {
@@ -58,6 +58,7 @@ export const serve = <
   readonly api: HttpApi.HttpApi<Id, Groups>
   readonly handlers: Layer.Layer<HttpApiGroup.ToService<Id, Groups>, E, R>
   readonly admin?: AdminRoutes<AE, AR>
+  readonly drainMillis?: number
 }): Layer.Layer<
   never,
   ConfigProblem | E | AE,
@@ -76,7 +77,13 @@ export const serve = <
     Effect.gen(function* () {
       const config = yield* ServiceConfig
       const managementPort = yield* management(options.admin)
-      const port = yield* listen("http.port", config.port, routes, Layer.merge(app, Management.routes))
+      const port = yield* listen(
+        "http.port",
+        config.port,
+        routes,
+        Layer.merge(app, Management.routes),
+        options.drainMillis
+      )
       yield* listening({ port, managementPort })
     })
   )
@@ -118,7 +125,8 @@ const listen = <E, R>(
   setting: "http.port" | "management.port",
   wanted: number,
   routes: ReadonlyArray<Envelope.RoutePattern>,
-  app: Layer.Layer<never, E, R>
+  app: Layer.Layer<never, E, R>,
+  drainWithin = drainMillis
 ): Effect.Effect<number, ConfigProblem | E, Exclude<R, Platform> | ServiceConfig | Management.Draining | Scope.Scope> =>
   Effect.gen(function* () {
     const { host } = yield* ServiceConfig
@@ -142,7 +150,7 @@ const listen = <E, R>(
     )
     server.off("request", early)
     const draining = yield* Management.Draining
-    if (setting === "http.port") yield* Effect.addFinalizer(() => drain(server, draining))
+    if (setting === "http.port") yield* Effect.addFinalizer(() => drain(server, draining, drainWithin))
     const { address } = yield* Effect.provideContext(HttpServer.HttpServer, http)
     return address._tag === "UnixPathAddress" ? wanted : address.port
   }) as never
@@ -151,7 +159,7 @@ const codeOf = (cause: unknown): string =>
   typeof cause === "object" && cause !== null && "code" in cause ? String(cause.code) : "it can not be bound"
 
 /** No new connection, no new request on an old one; returns when all have left or the time is up. */
-const drain = (server: Http.Server, draining: Deferred.Deferred<void>): Effect.Effect<void> =>
+const drain = (server: Http.Server, draining: Deferred.Deferred<void>, withinMillis: number): Effect.Effect<void> =>
   Effect.gen(function* () {
     yield* Deferred.succeed(draining, undefined)
     yield* Effect.logInfo("draining").pipe(Effect.annotateLogs({ event: "draining" }))
@@ -163,7 +171,7 @@ const drain = (server: Http.Server, draining: Deferred.Deferred<void>): Effect.E
     yield* Effect.sync(() => server.closeIdleConnections()).pipe(
       Effect.andThen(Effect.sleep(20)),
       Effect.repeat({ while: () => open }),
-      Effect.timeoutOrElse({ duration: Duration.millis(drainMillis), orElse: () => Effect.void })
+      Effect.timeoutOrElse({ duration: withinMillis, orElse: () => Effect.void })
     )
   })
 
@@ -234,7 +242,8 @@ const makeNodeServer = Effect.gen(function* () {
 
   server.on("request", (request: Http.IncomingMessage, response: Http.ServerResponse) => {
     responding.set(request.socket, response)
-    response.once("finish", () => responding.delete(request.socket))
+    // An answer given before the request was read to its end stays the last word on this connection.
+    response.once("finish", () => (request.complete ? responding.delete(request.socket) : undefined))
   })
   server.on("clientError", (error: NodeJS.ErrnoException, socket: Duplex) => {
     if (error.code === "ECONNRESET") return void socket.destroy()
@@ -253,8 +262,13 @@ const makeNodeServer = Effect.gen(function* () {
     rawAnswer(socket, new MethodNotAllowed({ allow: ["GET", "HEAD", "POST", "PUT", "DELETE"] }))
   })
   const plain = (failure: WireError) => (_request: Http.IncomingMessage, response: Http.ServerResponse) => {
-    response.writeHead(rowOf(failure).status, { "content-type": ENVELOPE_CONTENT_TYPE, connection: "close" })
-    response.end(run(Envelope.bodyOf(failure)))
+    const body = run(Envelope.bodyOf(failure))
+    response.writeHead(rowOf(failure).status, {
+      "content-type": ENVELOPE_CONTENT_TYPE,
+      "content-length": Buffer.byteLength(body),
+      connection: "close"
+    })
+    response.end(body)
   }
   // `Expect:` anything but 100-continue; Node would answer 417 with an empty body.
   server.on("checkExpectation", plain(new MalformedRequest()))
