@@ -10,15 +10,16 @@ import { Fence, FencingToken, Instant } from "./lock/Lock.ts"
 import { JournalKind } from "./payment/Ledger.ts"
 import { FailReason, PayoutState, RailVerdict, SubmissionOutcome } from "./payment/Payout.ts"
 
-/** One line of the lock backend's audit. `end` names how a grant ended; a session's end frees all its grants. */
+/** One line of the lock backend's audit. */
 export const LockEvent = Schema.Struct({
-  kind: Schema.Literals(["granted", "released", "expired", "revoked", "session_ended"]),
+  /** `session`: the grant ended with its session. `session_ended`: a session ended, and all its grants with it. */
+  kind: Schema.Literals(["granted", "released", "expired", "revoked", "session", "session_ended"]),
   at: Instant,
   key: Schema.NullOr(Schema.String),
   token: Schema.NullOr(FencingToken),
   sessionId: Schema.NullOr(Schema.String),
   ownerId: Schema.String,
-  /** Of a grant: when its lease ends unless it is renewed. */
+  /** Of a grant: when its lease ends unless it is renewed; null where the audit does not say. */
   expiresAt: Schema.NullOr(Instant)
 })
 export type LockEvent = typeof LockEvent.Type

@@ -91,12 +91,17 @@ export const collect = Effect.fnUntraced(
   Effect.mapError((cause) => new HarnessError({ step: "collect the evidence", message: String(cause) }))
 )
 
+/** The audit of these keys, and of the sessions that ever held one of them. */
 const lockAudit = Effect.fnUntraced(function* (lockdb: Redacted.Redacted, keys: ReadonlyArray<string>) {
   const lock = yield* Pg.make({ url: lockdb, applicationName: "dlock-harness", maxConnections: 1 })
-  const rows = yield* lock<
-    Record<string, unknown>
-  >`SELECT * FROM lock_event WHERE lock_key = ANY(${keys}) ORDER BY event_id`
-  return rows
+  const rows = yield* lock<Record<string, unknown>>`
+    SELECT CASE WHEN kind LIKE 'session\_%' THEN 'session_ended' ELSE kind END AS kind,
+           lock.ms(at) AS at, lock_key AS "key", fencing_token AS token, session_id AS "sessionId", actor AS "ownerId"
+      FROM lock.lock_event e
+     WHERE lock_key = ANY(${[...keys]}::text[])
+        OR (lock_key IS NULL AND session_id IN (SELECT session_id FROM lock.lock_event WHERE lock_key = ANY(${[...keys]}::text[])))
+     ORDER BY event_id`
+  return rows.map((row) => ({ ...row, at: Number(row["at"]), expiresAt: null }))
 })
 
 /** A refusal is known from the log of the fence point that refused. */
