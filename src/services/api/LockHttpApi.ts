@@ -83,7 +83,8 @@ const session = ["SessionUnknown", "SessionExpired"] as const
 class SessionsGroup extends HttpApiGroup.make("sessions").add(
   HttpApiEndpoint.post("open", "/v1/sessions", {
     headers: { "x-owner-id": Schema.optionalKey(OwnerId), ...idempotencyHeader },
-    payload: [HttpApiSchema.NoContent, OpenSessionJson],
+    // In this order: encoding takes the first that fits, and everything fits NoContent.
+    payload: [OpenSessionJson, HttpApiSchema.NoContent],
     success: SessionJson.pipe(HttpApiSchema.status(201)),
     error: errors(...backend)
   }).annotate(OpenApi.Summary, "L1 open a session"),
@@ -112,7 +113,7 @@ class LocksGroup extends HttpApiGroup.make("locks").add(
   HttpApiEndpoint.post("renew", "/v1/locks/:key/renew", {
     params: { key: LockKey },
     headers: tokenHeader,
-    payload: [HttpApiSchema.NoContent, RenewJson],
+    payload: [RenewJson, HttpApiSchema.NoContent],
     success: LockGrantJson,
     error: errors("LockLost", ...backend)
   }).annotate(OpenApi.Summary, "L5 extend a lease; the token stays the same"),
