@@ -8,18 +8,30 @@ import type { ReadinessCheck } from "./Management.ts"
 import { ServiceConfig } from "./ServiceConfig.ts"
 
 /** An error that occurs when triggers, indexes or privileges of paydb are not as they must be. */
-export class GuardMissing extends Schema.TaggedError<GuardMissing>()("GuardMissing", {
+export class GuardsMissing extends Schema.TaggedError<GuardsMissing>()("GuardsMissing", {
   missing: Schema.Array(Schema.String)
-}) {}
+}) {
+  override get message(): string {
+    return this.missing.join("; ")
+  }
+}
 
 /** An error that occurs when one key of a kill switch is turned and the other is not. */
-export class FencingSwitchDisagrees extends Schema.TaggedError<FencingSwitchDisagrees>()("FencingSwitchDisagrees", {
+export class FencingDisagrees extends Schema.TaggedError<FencingDisagrees>()("FencingDisagrees", {
   setting: Schema.Boolean,
   database: Schema.Boolean
-}) {}
+}) {
+  override get message(): string {
+    return `the setting says ${this.setting}, pay.fencing_switch says ${this.database}`
+  }
+}
 
 /** An error that occurs in production when rows were written while a fence was off. */
-export class UnfencedRows extends Schema.TaggedError<UnfencedRows>()("UnfencedRows", {}) {}
+export class UnfencedRows extends Schema.TaggedError<UnfencedRows>()("UnfencedRows", {}) {
+  override get message(): string {
+    return "an experiment has written to this database: see the view pay.unfenced_row"
+  }
+}
 
 /** `guards` of `PaymentStore` or `SubmissionStore`; `fencingEnabled` is the setting of the fence point behind it. */
 export const check = (
@@ -33,9 +45,9 @@ export const check = (
     name: "payDb",
     run: Effect.gen(function* () {
       const { missing, switchOn, unfencedRows } = yield* guards
-      if (missing.length > 0) return yield* new GuardMissing({ missing })
+      if (missing.length > 0) return yield* new GuardsMissing({ missing })
       if (switchOn !== fencingEnabled) {
-        return yield* new FencingSwitchDisagrees({ setting: fencingEnabled, database: switchOn })
+        return yield* new FencingDisagrees({ setting: fencingEnabled, database: switchOn })
       }
       if (unfencedRows && env === "production") return yield* new UnfencedRows()
       return { fencing: switchOn ? "on" : "OFF", unfencedRows }
