@@ -61,6 +61,7 @@ const make = Effect.fnUntraced(function* (options: TurnOptions) {
   let claimedSeen: ReadonlyMap<PayoutId, Seen> = new Map()
   let after: PayoutId | undefined
   let draining = false
+  let listable = true
   const turn = yield* makeTurn(options, () => draining)
 
   /** Up to `PAGES` pages from `from` on, and where the next poll goes on; undefined: from the beginning. */
@@ -127,19 +128,25 @@ const make = Effect.fnUntraced(function* (options: TurnOptions) {
       Effect.ensuring(wake.open)
     )
 
+  /** Said when it changes: an outage is two lines, not two a second. */
+  const reachable = (cause: string | undefined) =>
+    Effect.suspend(() => {
+      if ((cause === undefined) === listable) return Effect.void
+      listable = cause === undefined
+      return listable
+        ? Effect.logInfo("payouts can be listed again")
+        : Effect.annotateLogs(Effect.logWarning("payouts can not be listed"), { outcome: "BACKEND_UNAVAILABLE", cause })
+    })
+
   const poll = Effect.gen(function* () {
     const slots = settings.concurrency - (yield* FiberMap.size(turns))
     if (draining || slots <= 0) return
-    for (const accountId of (yield* candidates).slice(0, slots)) {
+    const accounts = yield* candidates
+    yield* reachable(undefined)
+    for (const accountId of accounts.slice(0, slots)) {
       yield* FiberMap.run(turns, accountId, start(accountId), { onlyIfMissing: true })
     }
-  }).pipe(
-    Effect.catchTag("BackendUnavailable", (error) =>
-      Effect.logWarning("payouts can not be listed").pipe(
-        Effect.annotateLogs({ outcome: "BACKEND_UNAVAILABLE", cause: error.cause })
-      )
-    )
-  )
+  }).pipe(Effect.catchTag("BackendUnavailable", ({ cause }) => reachable(cause)))
 
   const run = Effect.gen(function* () {
     yield* wake.close

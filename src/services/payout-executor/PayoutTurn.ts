@@ -18,6 +18,7 @@
  */
 import { Clock, Effect, Fiber, Result } from "effect"
 import { boundedBy } from "../../core/Bound.ts"
+import { codeOf } from "../../core/ErrorCode.ts"
 import { reached } from "../../core/FaultPoint.ts"
 import { AcquireId, type OwnerId } from "../../core/lock/Lock.ts"
 import {
@@ -89,10 +90,6 @@ const REREADS = 3
 
 const failReasonOf = (outcome: SubmissionOutcome): FailReason =>
   outcome === "DECLINED" ? "RAIL_DECLINED" : outcome === "VOIDED" ? "CANCELLED" : "RAIL_NOT_EXECUTED"
-
-/** `FencedOut` is FENCED_OUT, as on the wire. */
-const codeOf = (error: { readonly _tag: string }): string =>
-  error._tag.replaceAll(/(?<=[a-z])[A-Z]/gu, (letter) => `_${letter}`).toUpperCase()
 
 /** What each step was answered, with which token: one line a hop. A fence that refused us is an incident. */
 const tell = (event: string, hop: { readonly op: string; readonly outcome: string; readonly [name: string]: string }) =>

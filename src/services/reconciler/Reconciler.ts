@@ -15,6 +15,7 @@
  * decision, never a change of the payout's state.
  */
 import { Cause, Clock, Context, Effect, Layer, Random, Result } from "effect"
+import { codeOf } from "../../core/ErrorCode.ts"
 import { reached } from "../../core/FaultPoint.ts"
 import type { OwnerId } from "../../core/lock/Lock.ts"
 import type { BackendUnavailable } from "../../core/lock/LockErrors.ts"
@@ -95,9 +96,8 @@ const make = Effect.fnUntraced(function* (options: ReconcilerOptions) {
     yield* lock.checkStillHeld
     yield* reached(`${op}.before`)
     const answer = yield* Effect.result(request)
-    const fenced = Result.isFailure(answer) && answer.failure._tag === "FencedOut"
-    const outcome = Result.isSuccess(answer) ? outcomeOf(answer.success) : fenced ? "FENCED_OUT" : answer.failure._tag
-    yield* (fenced ? Effect.logError : Effect.logInfo)(`${op} was answered ${outcome}`).pipe(
+    const outcome = Result.isSuccess(answer) ? outcomeOf(answer.success) : codeOf(answer.failure)
+    yield* (outcome === "FENCED_OUT" ? Effect.logError : Effect.logInfo)(`${op} was answered ${outcome}`).pipe(
       Effect.annotateLogs({ event: "payout_hop", op, token: String(lock.token), outcome })
     )
     yield* reached(`${op}.after`)
@@ -152,7 +152,7 @@ const make = Effect.fnUntraced(function* (options: ReconcilerOptions) {
 
   const later = (event: string) => (error: { readonly _tag: string }) =>
     Effect.logInfo("left for a later pass").pipe(
-      Effect.annotateLogs({ event, outcome: error._tag }),
+      Effect.annotateLogs({ event, outcome: codeOf(error) }),
       Effect.as<Reconciled>("LATER")
     )
 
