@@ -55,6 +55,9 @@ export class Point implements Named {
   }
 }
 
+/** The wall clock of a node without error shows this when a world begins. */
+const epochMillis = Date.UTC(2026, 0, 1)
+
 interface Mark {
   at: number
   count: number
@@ -161,6 +164,11 @@ export class Node implements Named {
   stepWall(millis: number): void {
     this.world.record(this, What.clockStep, nothing, millis)
     this.wallOffsetMicros += Math.round(millis * 1000)
+  }
+
+  /** What its wall clock shows: microseconds since the epoch. Looked at from outside, so it is no operation of the node. */
+  get wallMicros(): number {
+    return epochMillis * 1000 + this.wallOffsetMicros + Math.floor(this.world.now * this.wallRate)
   }
 
   /** Whether its CPU will be free only later. */

@@ -8,9 +8,6 @@ import { Duration, Effect, type Clock } from "effect"
 import { mix, named, Purpose } from "./Draw.ts"
 import type { Process } from "./Node.ts"
 
-/** The wall clock of a node without error shows this when a world begins. */
-const epochMillis = Date.UTC(2026, 0, 1)
-
 const wallRead = named("read wall clock")
 const monotonicRead = named("read monotonic clock")
 
@@ -29,19 +26,14 @@ export class NodeClock implements Clock.Clock {
     this.originMicros = mix(world.seed, Purpose.clockOrigin, node.key, process.boot)
   }
 
-  private wallMicros(): number {
-    const { node, world } = this.process
-    return epochMillis * 1000 + node.wallOffsetMicros + Math.floor(world.now * node.wallRate)
-  }
-
   currentTimeMillisUnsafe(): number {
-    const millis = Math.floor(this.wallMicros() / 1000)
+    const millis = Math.floor(this.process.node.wallMicros / 1000)
     this.process.node.see(wallRead)
     return millis
   }
 
   currentTimeNanosUnsafe(): bigint {
-    const micros = this.wallMicros()
+    const micros = this.process.node.wallMicros
     this.process.node.see(wallRead)
     return BigInt(micros) * 1000n
   }

@@ -1,0 +1,221 @@
+/**
+ * The ports of one process with somebody watching: what it asked, what it was told, and what it believed. Nothing is
+ * changed on the way.
+ */
+import { Effect, Exit } from "effect"
+import type { LockCall, LockOp } from "../core/LockHistory.ts"
+import type { LockApi } from "../core/lock/LockApi.ts"
+import type { PaymentResource, ProtectedWrite } from "../core/payment/PaymentResource.ts"
+import type { RailProxy } from "../core/rail/RailProxy.ts"
+import type { HeldLock, LockClient } from "../services/lock-client/LockClient.ts"
+import type { Process } from "./Node.ts"
+import { failureTag, type Recorder } from "./Recorder.ts"
+
+// -----------------------------------------------------------------------------
+// lock
+// -----------------------------------------------------------------------------
+
+type Asked = Pick<LockOp, "key" | "sessionId" | "token" | "requestId">
+
+const answerOf = (tag: string | undefined): LockOp["answer"] => {
+  switch (tag) {
+    case undefined:
+      return "ok"
+    case "LockContended":
+    case "ContentionExceeded":
+      return "held"
+    case "LockLost":
+    case "SessionUnknown":
+    case "SessionExpired":
+    case "LockNotFound":
+    case "FencedOut":
+      return "lost"
+    default:
+      return "unknown"
+  }
+}
+
+export const lockApi = (api: LockApi["Service"], process: Process, recorder: Recorder): LockApi["Service"] => {
+  const { world } = process
+  const watch = <A, E>(
+    call: LockCall,
+    asked: Asked,
+    effect: Effect.Effect<A, E>,
+    told: (answer: A) => { readonly granted?: bigint; readonly ttlMillis?: number; readonly sessionId?: string }
+  ): Effect.Effect<A, E> =>
+    Effect.suspend(() => {
+      const called = world.now / 1000
+      // Recorded when it is called, so that one which is never answered is there too.
+      const at = recorder.lockOps.length
+      const op: LockOp = {
+        ...asked,
+        call,
+        client: process.node.name,
+        called,
+        returned: Infinity,
+        answer: "unknown",
+        granted: null,
+        ttlMillis: 0
+      }
+      recorder.lockOps.push(op)
+      return Effect.onExit(effect, (exit) => {
+        const tag = Exit.isSuccess(exit) ? undefined : (failureTag(exit) ?? "interrupted")
+        const answer = answerOf(tag)
+        if (Exit.isFailure(exit) && answer === "unknown") return Effect.void
+        const { granted = null, sessionId = asked.sessionId, ttlMillis = 0 } = Exit.isSuccess(exit) ? told(exit.value) : {}
+        recorder.lockOps[at] = { ...op, returned: world.now / 1000, answer, granted, sessionId, ttlMillis }
+        return Effect.void
+      })
+    })
+  const nothing = () => ({})
+  return {
+    openSession: (request) =>
+      watch(
+        "open",
+        { key: null, sessionId: null, token: null, requestId: request.openId ?? null },
+        api.openSession(request),
+        ({ sessionId, ttlMillis }) => ({ sessionId, ttlMillis })
+      ),
+    heartbeat: (sessionId, ownerId) =>
+      watch(
+        "heartbeat",
+        { key: null, sessionId, token: null, requestId: null },
+        api.heartbeat(sessionId, ownerId),
+        ({ ttlMillis }) => ({ ttlMillis })
+      ),
+    closeSession: (sessionId, ownerId) =>
+      watch(
+        "close",
+        { key: null, sessionId, token: null, requestId: null },
+        api.closeSession(sessionId, ownerId),
+        nothing
+      ),
+    acquire: (request) =>
+      watch(
+        "acquire",
+        { key: request.key, sessionId: request.sessionId, token: null, requestId: request.acquireId ?? null },
+        api.acquire(request),
+        (grant) => {
+          recorder.granted(process, grant.token)
+          // A repeat is told what remains, but the lease was granted once.
+          return { granted: grant.token, ttlMillis: request.ttlMillis ?? grant.ttlMillis }
+        }
+      ),
+    renew: (request) =>
+      watch(
+        "renew",
+        { key: request.key, sessionId: null, token: request.token, requestId: null },
+        api.renew(request),
+        ({ token }) => ({ granted: token, ttlMillis: request.ttlMillis ?? 0 })
+      ),
+    release: (request) =>
+      watch(
+        "release",
+        { key: request.key, sessionId: null, token: request.token, requestId: null },
+        api.release(request),
+        nothing
+      ),
+    inspect: api.inspect,
+    revoke: (request) =>
+      watch(
+        "revoke",
+        {
+          key: request.key,
+          sessionId: null,
+          token: request.expectedToken ?? null,
+          requestId: request.revocationId ?? null
+        },
+        api.revoke(request),
+        ({ revokedToken }) => ({ granted: revokedToken })
+      )
+  }
+}
+
+export const lockClient = (
+  client: LockClient["Service"],
+  process: Process,
+  recorder: Recorder
+): LockClient["Service"] => ({
+  withLock: (key, options) => (use) =>
+    client.withLock(
+      key,
+      options
+    )((lock) =>
+      Effect.suspend(() => {
+        const section = recorder.enter(process, lock.key, lock.token)
+        return Effect.onExit(use(heldLock(lock, process, recorder)), () => Effect.sync(() => recorder.leave(section)))
+      })
+    ),
+  acquire: client.acquire
+})
+
+/**
+ * A check that goes well is compared with the truth at the moment it was asked: the process may be stopped between the
+ * check and whatever comes next, which is the very window that only the token closes.
+ */
+const heldLock = (lock: HeldLock, process: Process, recorder: Recorder): HeldLock => ({
+  key: lock.key,
+  token: lock.token,
+  get deadline() {
+    return lock.deadline
+  },
+  checkStillHeld: Effect.suspend(() => {
+    const wasTrue = recorder.beliefIsTrue(lock.token)
+    return Effect.onExit(lock.checkStillHeld, (exit) =>
+      Effect.sync(() => {
+        if (Exit.isSuccess(exit)) recorder.believed(process, lock.key, lock.token, wasTrue)
+        else if (failureTag(exit) === "LockLost") recorder.tell(process, lock.token, "LOCK_LOST")
+      })
+    )
+  }),
+  lost: lock.lost,
+  renew: lock.renew
+})
+
+// -----------------------------------------------------------------------------
+// fences
+// -----------------------------------------------------------------------------
+
+/** A request under a token, and whether a fence refused it. */
+const underToken =
+  (process: Process, recorder: Recorder) =>
+  <Request extends Pick<ProtectedWrite, "token">, A, E>(
+    op: string,
+    call: (request: Request) => Effect.Effect<A, E>
+  ) =>
+  (request: Request): Effect.Effect<A, E> =>
+    Effect.suspend(() => {
+      recorder.presented(process, op, request.token)
+      return Effect.onExit(call(request), (exit) => {
+        if (Exit.isFailure(exit) && failureTag(exit) === "FencedOut") {
+          recorder.tell(process, request.token, "FENCED_OUT")
+        }
+        return Effect.void
+      })
+    })
+
+export const payments = (
+  service: PaymentResource["Service"],
+  process: Process,
+  recorder: Recorder
+): PaymentResource["Service"] => {
+  const watch = underToken(process, recorder)
+  return {
+    ...service,
+    claim: watch("claim", service.claim),
+    post: watch("post", service.post),
+    fail: watch("fail", service.fail),
+    ambiguous: watch("ambiguous", service.ambiguous),
+    resolve: watch("resolve", service.resolve)
+  }
+}
+
+export const rail = (service: RailProxy["Service"], process: Process, recorder: Recorder): RailProxy["Service"] => {
+  const watch = underToken(process, recorder)
+  return {
+    ...service,
+    submit: watch("submit", service.submit),
+    seal: watch("void", service.seal),
+    evidence: watch("evidence", service.evidence)
+  }
+}

@@ -1,0 +1,232 @@
+/**
+ * What a run leaves behind for its judges: the stores' commits in commit order, the clients' calls and answers, who was
+ * inside a critical section, and what somebody believed against what was true. It watches from outside: at the ports of the
+ * programs and at the stores, never inside a program.
+ */
+import { Exit, Option } from "effect"
+import type { FenceEvent } from "../core/History.ts"
+import type { LockOp } from "../core/LockHistory.ts"
+import type { AccountId, PayoutId } from "../core/payment/Payout.ts"
+import { Marks } from "./Marks.ts"
+import type { Node, Process } from "./Node.ts"
+import { type LockCommit, Oracle } from "./Oracle.ts"
+import type { SimPaydbState } from "./SimPaydb.ts"
+import type { VirtualWorld } from "./VirtualWorld.ts"
+
+/** Something that must never happen has happened, while the run goes on. */
+export interface Finding {
+  readonly check: string
+  readonly subject: string
+  readonly detail: string
+  /** Virtual microseconds. */
+  readonly at: number
+}
+
+/** A payment that has arrived at the rail: money moves here, whatever is answered. */
+export interface Arrival {
+  readonly at: number
+  readonly clientReference: string
+}
+
+interface Section {
+  readonly process: Process
+  readonly key: string
+  readonly token: bigint
+}
+
+/** What one incarnation of a program was told about a token, after which it must not use it any more. */
+interface Told {
+  readonly process: Process
+  readonly token: bigint
+  readonly what: "FENCED_OUT" | "LOCK_LOST"
+}
+
+export class Recorder {
+  readonly world: VirtualWorld
+  readonly oracle = new Oracle()
+  readonly marks = new Marks()
+  readonly findings: Array<Finding> = []
+  readonly fences: Array<FenceEvent> = []
+  readonly lockOps: Array<LockOp> = []
+  readonly arrivals: Array<Arrival> = []
+  /** Set by the cluster. */
+  lockdb: Node | undefined
+  paydb: SimPaydbState | undefined
+  /** By token: when its lease ends, in virtual microseconds. */
+  readonly leaseEnds = new Map<bigint, number>()
+  /** Processes that go on by design after they were told to stop. */
+  readonly stale = new Set<string>()
+  private readonly sections = new Set<Section>()
+  private told: Array<Told> = []
+  /** When a key was last seen to be used by somebody inside a section, in virtual microseconds. */
+  private readonly leftAt = new Map<string, number>()
+
+  constructor(world: VirtualWorld) {
+    this.world = world
+  }
+
+  find(check: string, subject: string, detail: string): void {
+    this.findings.push({ check, subject, detail, at: this.world.now })
+  }
+
+  // ---------------------------------------------------------------------------
+  // lockdb
+  // ---------------------------------------------------------------------------
+
+  /** A commit of the lock store, at `now` of its clock. */
+  lockCommit(commit: LockCommit, answer: Exit.Exit<unknown, unknown>, now: number): void {
+    const { events } = this.oracle
+    const before = events.length
+    const problem = this.oracle.step(commit, answer, now)
+    if (problem !== undefined) {
+      const key = "request" in commit && "key" in commit.request ? commit.request.key : "key" in commit ? commit.key : ""
+      this.find("ORACLE", key, problem)
+    }
+    for (let i = before; i < events.length; i++) {
+      const event = events[i]!
+      if (commit.op === "tryAcquire" && event.kind !== "granted") this.marks.hit("lease taken over")
+      if (event.kind === "revoked") this.marks.hit("lock revoked")
+    }
+    if (Exit.isFailure(answer)) {
+      const tag = failureTag(answer)
+      if (tag === "LockContended") this.marks.hit("lock contended")
+      if (tag === "SessionExpired") this.marks.hit("session expired")
+      if (tag === "LockLost") this.marks.hit(`lock lost at ${commit.op}`)
+      return
+    }
+    if (commit.op === "tryAcquire" || commit.op === "renew") {
+      const grant = answer.value as { readonly token: bigint; readonly expiresAt: number }
+      const rate = this.lockdb?.wallRate ?? 1
+      this.leaseEnds.set(grant.token, this.world.now + Math.round(((grant.expiresAt - now) * 1000) / rate))
+    }
+  }
+
+  /** The lock store's clock now. */
+  lockTime(): number {
+    const node = this.lockdb
+    return node === undefined ? 0 : Math.floor(node.wallMicros / 1000)
+  }
+
+  // ---------------------------------------------------------------------------
+  // paydb
+  // ---------------------------------------------------------------------------
+
+  /** Rows of an account's world, before and after a write: what a fence let through. */
+  rows(): number {
+    const db = this.paydb!
+    return db.transitions.length + db.journals.length + db.submissions.length + db.lookups.length
+  }
+
+  fenceOf(point: "resource" | "rail", accountId: AccountId): bigint {
+    const db = this.paydb!
+    return point === "resource"
+      ? (db.accounts.get(accountId)?.fence ?? 0n)
+      : (db.highWater.get(accountId)?.token ?? 0n)
+  }
+
+  /** A protected write has met its fence. Repeats that changed nothing did not. */
+  fenced(
+    point: "resource" | "rail",
+    op: string,
+    write: { readonly payoutId: PayoutId; readonly token: bigint },
+    answer: Exit.Exit<unknown, unknown>,
+    before: { readonly highest: bigint; readonly rows: number }
+  ): void {
+    const account = this.paydb!.payouts.get(write.payoutId)?.accountId
+    if (account === undefined) return
+    const rowsChanged = this.rows() - before.rows + (this.fenceOf(point, account) === before.highest ? 0 : 1)
+    const failure = Exit.isFailure(answer) ? failureTag(answer) : undefined
+    if (failure === "FencedOut") this.marks.hit(`fenced out at ${point}`)
+    if (failure === undefined ? rowsChanged === 0 : failure !== "FencedOut" && rowsChanged === 0) return
+    this.fences.push({
+      point,
+      op,
+      resource: account,
+      payoutId: write.payoutId,
+      token: write.token as FenceEvent["token"],
+      accepted: failure === undefined,
+      rowsChanged,
+      highest: before.highest
+    })
+  }
+
+  /** The rail has received a payment. The intent must be on record by now. */
+  railReceived(clientReference: string): void {
+    this.arrivals.push({ at: this.world.now, clientReference })
+    const known = this.paydb!.submissions.some(
+      (sent) => sent.outcome !== "VOIDED" && this.paydb!.payouts.get(sent.payoutId)?.clientReference === clientReference
+    )
+    if (!known) this.find("INTENT-FIRST", clientReference, "the rail was called before the intent was on record")
+  }
+
+  // ---------------------------------------------------------------------------
+  // the workers
+  // ---------------------------------------------------------------------------
+
+  /** A grant is in the hands of a process: plans can aim at the end of its lease. */
+  granted(process: Process, token: bigint): void {
+    const end = this.leaseEnds.get(token)
+    if (end !== undefined) process.node.mark("lease", end)
+  }
+
+  enter(process: Process, key: string, token: bigint): Section {
+    const section = { process, key, token }
+    this.sections.add(section)
+    return section
+  }
+
+  leave(section: Section): void {
+    this.sections.delete(section)
+    this.leftAt.set(section.key, this.world.now)
+  }
+
+  /** Somebody alive is inside a critical section. */
+  get busy(): boolean {
+    for (const section of this.sections) {
+      if (section.process.alive) return true
+      this.leave(section)
+    }
+    return false
+  }
+
+  /** Since when nobody has been inside a section of the key, in virtual microseconds; undefined if somebody is. */
+  idleSince(key: string): number | undefined {
+    if (this.busy) for (const section of this.sections) if (section.key === key) return undefined
+    return this.leftAt.get(key) ?? 0
+  }
+
+  /** `checkStillHeld` went well: then neither lease nor session may have run out before it was asked. */
+  believed(process: Process, key: string, token: bigint, wasTrue: boolean): void {
+    if (!wasTrue) {
+      this.find("BELIEF", key, `${process.node.name} believes to hold ${token}, whose lease or session has run out`)
+    }
+  }
+
+  /** By the store's clock, and by time alone: of a revocation the holder learns when it asks. */
+  beliefIsTrue(token: bigint): boolean {
+    return this.oracle.inTime(token, this.lockTime())
+  }
+
+  tell(process: Process, token: bigint, what: Told["what"]): void {
+    this.marks.hit(what === "FENCED_OUT" ? "told FENCED_OUT" : "told LOCK_LOST")
+    if (!this.stale.has(process.node.name)) this.told.push({ process, token, what })
+  }
+
+  /** A request that carries a token leaves. */
+  presented(process: Process, op: string, token: bigint): void {
+    for (const { process: who, token: which, what } of this.told) {
+      if (who !== process || which !== token) continue
+      this.find(
+        what === "FENCED_OUT" ? "FENCED-OUT-RETRIED" : "USED-AFTER-LOSS",
+        process.node.name,
+        `sends ${op} under ${token} after it was told ${what}`
+      )
+    }
+  }
+}
+
+export const failureTag = (exit: Exit.Exit<unknown, unknown>): string | undefined => {
+  if (Exit.isSuccess(exit)) return undefined
+  const failure: unknown = Option.getOrUndefined(Exit.findErrorOption(exit))
+  return typeof failure === "object" && failure !== null && "_tag" in failure ? String(failure._tag) : undefined
+}

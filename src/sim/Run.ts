@@ -1,0 +1,134 @@
+/**
+ * One run from its plain data to its verdict.
+ *
+ *     faults    the plan and the network's moods; ends early when everything is done
+ *     healed    no faults any more: progress within the scenario's bound, or LIVE-01 is broken
+ *     leaks     a key that is held although nobody is inside its section must come free
+ *     stop      the workers are told to stop and must come to an end
+ *     zombies   only proxy, rail and paydb are left: whatever is still on its way arrives, and may still do harm
+ */
+import type { LockOp } from "../core/LockHistory.ts"
+import type { History } from "../core/History.ts"
+import { build, type Cluster, type ClusterOptions } from "./Cluster.ts"
+import { apply, heal } from "./FaultPlan.ts"
+import { judge, type Judged, leakMillis, type Verdict } from "./Judge.ts"
+import { boundMillis, faultPhaseMillis, lateMillisMax, type RunSpec } from "./RunSpec.ts"
+
+export interface Outcome {
+  readonly spec: RunSpec
+  readonly verdicts: ReadonlyArray<Verdict>
+  readonly lockCheckers: Judged["lockCheckers"]
+  /** What the participants could see of each other; equal for equal specs, whatever the machine. */
+  readonly hash: string
+  /** Also the order of everything inside the processes. */
+  readonly scheduleHash: string
+  /** How often each fault of the plan happened. */
+  readonly hits: ReadonlyArray<number>
+  readonly marks: Readonly<Record<string, number>>
+  /** Virtual time, Effect slices and calls between nodes. */
+  readonly micros: number
+  readonly slices: number
+  readonly calls: number
+  /** Final states of the payouts and what the rail paid, in one line. */
+  readonly end: string
+}
+
+export interface RunOptions extends ClusterOptions {
+  /** Ask the two searching lock checkers too. Default: one run in eight, by its seed. */
+  readonly lockHistory?: boolean
+}
+
+export interface Ran {
+  readonly outcome: Outcome
+  readonly cluster: Cluster
+  readonly history: History
+  readonly lockOps: ReadonlyArray<LockOp>
+}
+
+const checkEveryMicros = 50_000
+/** Slices of one run; a busy loop would go on for ever. */
+const slicesMax = 400_000
+const micros = (millis: number): number => millis * 1000
+
+export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
+  const cluster = build(spec, options)
+  const { network, recorder, servers, workers, world } = cluster
+  for (const node of servers) node.start()
+  for (const node of workers) node.start()
+  const { hits } = apply(spec.faults, network)
+
+  const terminal = (): boolean => {
+    for (const { state } of cluster.paydb.payouts.values()) if (state !== "POSTED" && state !== "FAILED") return false
+    return true
+  }
+  /** Terminal, and nobody is still about to do something: a stopped worker has yet to wake up. */
+  const done = (): boolean => terminal() && !recorder.busy && world.nodes.every((node) => !node.paused)
+  const runUntil = (time: number, condition: () => boolean): boolean => {
+    if (condition()) return true
+    let met = false
+    const look = (): void => {
+      if (met) return
+      if (condition()) {
+        met = true
+        world.stop()
+      } else if (world.now + checkEveryMicros <= time) world.after(checkEveryMicros, look)
+    }
+    world.after(checkEveryMicros, look)
+    world.run(time, slicesMax)
+    met = true
+    return condition()
+  }
+
+  let finished = runUntil(micros(faultPhaseMillis(spec)), done)
+  heal(network)
+  if (!finished) finished = runUntil(world.now + micros(boundMillis(spec)), done)
+  const isTerminal = terminal()
+
+  // A leak is what is held for longer than a lease and a session can last after its section was left.
+  const free = (): boolean => recorder.oracle.held(recorder.lockTime()).length === 0
+  if (!runUntil(world.now + micros(leakMillis(cluster) + 1_000), free)) {
+    for (const [key, { token }] of recorder.oracle.held(recorder.lockTime())) {
+      const since = recorder.idleSince(key)
+      if (since !== undefined && world.now - since > micros(leakMillis(cluster))) {
+        recorder.find("LEAK", key, `token ${token} is still held ${(world.now - since) / 1e6} s after its section was left`)
+      }
+    }
+  }
+
+  for (const node of workers) node.stop()
+  runUntil(world.now + micros(60_000), () => workers.every((node) => !node.hanging))
+  for (const node of servers) if (node.name !== "rail-proxy") node.kill()
+  const late = Math.max(
+    spec.latePerMille + spec.duplicatePerMille > 0 ? lateMillisMax(spec) : 0,
+    ...spec.faults.map((fault) => ("millis" in fault ? fault.millis : 0))
+  )
+  if (late > 0) world.run(world.now + micros(late) + 1_000_000, slicesMax)
+
+  const history = cluster.history(isTerminal)
+  const lockHistory = options.lockHistory ?? (spec.seed & 7) === 0
+  const { lockCheckers, verdicts } = judge(cluster, history, { terminal: isTerminal, lockHistory })
+  spec.faults.forEach((fault, index) => recorder.marks.hit(`fault ${fault.kind}`, hits[index] ?? 0))
+  return {
+    cluster,
+    history,
+    lockOps: recorder.lockOps,
+    outcome: {
+      spec,
+      verdicts,
+      lockCheckers,
+      hash: world.trace.hash,
+      scheduleHash: world.trace.scheduleHash,
+      hits,
+      marks: recorder.marks.toRecord(),
+      micros: world.now,
+      slices: world.steps,
+      calls: network.calls,
+      end: [...cluster.paydb.payouts.values()]
+        .map(({ clientReference, state }) => {
+          const paid = history.rail.filter((payment) => payment.clientReference === clientReference).length
+          return `${state} paid ${paid}x`
+        })
+        .join(", ")
+    }
+  }
+}

@@ -1,0 +1,151 @@
+/**
+ * One run as plain data: everything that decides what happens. The same value gives the same trace, in another process and
+ * on another machine; a failure is reported as its JSON, and shrunk by making the value simpler.
+ */
+import { Schema } from "effect"
+import { defaults, type Settings } from "../core/Settings.ts"
+import { SubmitFault } from "../services/api/RailStubHttpApi.ts"
+import { type Fault, FaultPlan } from "./FaultPlan.ts"
+
+export const RunSpec = Schema.Struct({
+  scenario: Schema.String,
+  /** What everything that is drawn is drawn from. */
+  seed: Schema.Int,
+  /** Calls between nodes as values, or through the production HTTP encoding. */
+  wire: Schema.Literals(["typed", "http"]),
+  policy: Schema.Literals(["fifo", "random", "pct"]),
+  /** See `WorldOptions.quantum`. */
+  quantum: Schema.Int,
+  sliceMicrosMax: Schema.Int,
+  /** Most that is drawn on top of a message's latency: above it messages overtake each other. */
+  jitterMicros: Schema.Int,
+  lossPerMille: Schema.Int,
+  duplicatePerMille: Schema.Int,
+  latePerMille: Schema.Int,
+  /** `short`: a lease of 3 s and all else to scale, which is cheaper by the same factor. `production`: the defaults. */
+  scale: Schema.Literals(["short", "production"]),
+  workers: Schema.Int,
+  lockServers: Schema.Int,
+  accounts: Schema.Int,
+  payouts: Schema.Int,
+  /** What the rail does with the submits it gets, in order; well-behaved afterwards. */
+  rail: Schema.Array(Schema.Struct({ kind: SubmitFault, paid: Schema.Boolean })),
+  /** For so long after a payment the rail's lookup does not find it. */
+  railBlindMillis: Schema.Int,
+  /** The kill switches of the fences. */
+  paymentFencing: Schema.Boolean,
+  railFencing: Schema.Boolean,
+  /** False takes away what stands behind the rail's fence: (c2), the read of the record and the unique index. */
+  guards: Schema.Boolean,
+  /** w1 ignores that it lost its lock. */
+  staleHolder: Schema.Boolean,
+  /** A deliberate bug by name; only `sim mutants` sets it. */
+  mutant: Schema.NullOr(Schema.String),
+  faults: FaultPlan
+})
+export type RunSpec = typeof RunSpec.Type
+
+/** The simplest run: what a shrinker walks towards. */
+export const simplest: RunSpec = {
+  scenario: "uc-01",
+  seed: 1,
+  wire: "typed",
+  policy: "fifo",
+  quantum: 0,
+  sliceMicrosMax: 0,
+  jitterMicros: 0,
+  lossPerMille: 0,
+  duplicatePerMille: 0,
+  latePerMille: 0,
+  scale: "short",
+  workers: 2,
+  lockServers: 1,
+  accounts: 1,
+  payouts: 1,
+  rail: [],
+  railBlindMillis: 0,
+  paymentFencing: true,
+  railFencing: true,
+  guards: true,
+  staleHolder: false,
+  mutant: null,
+  faults: []
+}
+
+/** As one line. Fields that are as in `simplest` are left out, so that a shrunk failure is short. */
+export const toLine = (spec: RunSpec): string =>
+  JSON.stringify(
+    Object.fromEntries(
+      Object.entries(spec).filter(
+        ([name, value]) =>
+          name === "scenario" ||
+          name === "seed" ||
+          JSON.stringify(value) !== JSON.stringify(simplest[name as keyof RunSpec])
+      )
+    )
+  )
+
+const decode = Schema.decodeUnknownSync(RunSpec)
+
+/** Throws on what is no run. */
+export const fromLine = (line: string): RunSpec => {
+  const parsed: unknown = JSON.parse(line)
+  if (typeof parsed !== "object" || parsed === null) throw new Error("a run is a JSON object")
+  return decode({ ...simplest, ...parsed })
+}
+
+const short: Settings = {
+  lock: { defaultTtlMillis: 3_000, sessionTtlMillis: 3_000, backendTimeoutMillis: 800 },
+  client: {
+    safetyMarginMillis: 500,
+    heartbeatIntervalMillis: null,
+    retry: { baseMillis: 50, capMillis: 500, attempts: 5 },
+    callTimeoutMillis: 1_000
+  },
+  rail: { readTimeoutMillis: 2_000, sendWindowMillis: 600 },
+  executor: { railTimeoutMillis: 3_500, pollIntervalMillis: 500, concurrency: 4 },
+  reconcile: { intervalMillis: 3_000, slaMillis: 4 * 60 * 60 * 1_000 }
+}
+
+export const settingsOf = (spec: RunSpec): Settings => (spec.scale === "short" ? short : defaults)
+
+const railSide = new Set(["rail-proxy", "rail", "paydb"])
+
+/** How long the plan can keep a payment on its way from the committed intent to the rail's book. */
+const stallMillis = (fault: Fault): number => {
+  switch (fault.kind) {
+    case "pause":
+      return railSide.has(fault.node) ? Math.max(0, fault.millis) + (fault.until === undefined ? 0 : 60_000) : 0
+    case "delay":
+    case "duplicate":
+      return fault.to === "rail" ? fault.millis : 0
+    case "cut":
+      return fault.how === "stall" && (fault.to === "rail" || (fault.both && fault.from === "rail")) ? fault.millis : 0
+    default:
+      return 0
+  }
+}
+
+/**
+ * When "not found at the rail" is believed. The argument for it is that the window is longer than any stop of the proxy and
+ * any delivery to the rail, so it is made longer than those of the plan. UC-03b alone breaks that, on purpose.
+ */
+export const finalityMillisOf = (spec: RunSpec): number => {
+  const base = spec.scale === "short" ? 5_000 : 60_000
+  if (spec.scenario === "uc-03b") return base
+  const late = spec.latePerMille > 0 || spec.duplicatePerMille > 0 ? lateMillisMax(spec) : 0
+  return spec.faults.reduce((sum, fault) => sum + stallMillis(fault), base + late + spec.railBlindMillis)
+}
+
+export const lateMillisMax = (spec: RunSpec): number => 3 * settingsOf(spec).lock.defaultTtlMillis
+
+/** Faults happen within this; then everything is healed and progress is demanded. */
+export const faultPhaseMillis = (spec: RunSpec): number => 8 * settingsOf(spec).lock.defaultTtlMillis
+
+/** LIVE-01: from the end of the faults to the last payout's terminal state. */
+export const boundMillis = (spec: RunSpec): number => {
+  const { executor, lock, reconcile } = settingsOf(spec)
+  // a dead holder's lease, the longest rest of an account, a rail that never answers; then the reconciler's proof
+  const execution = 2 * lock.sessionTtlMillis + 24 * executor.pollIntervalMillis + 3 * executor.railTimeoutMillis
+  return (execution + finalityMillisOf(spec) + 6 * reconcile.intervalMillis) * spec.payouts + 10_000
+}
