@@ -5,16 +5,20 @@
  * Ready means: paydb answers, every guard of it is in place, and its kill switch says what this process was told. In
  * production a database that an experiment has written to is never ready.
  */
-import { Effect, Layer, Redacted, Schedule, Schema } from "effect"
+import { Effect, Layer, Redacted, Schedule } from "effect"
+import type { SqlError } from "effect/sql"
 import * as fs from "node:fs"
 import type { ConnectionOptions } from "node:tls"
 import { PaymentStore } from "../../core/payment/PaymentStore.ts"
 import { PaymentHttpApi } from "../api/PaymentHttpApi.ts"
 import { database } from "../platform/Database.ts"
 import * as HttpServer from "../platform/HttpServer.ts"
-import { Readiness } from "../platform/Management.ts"
+import type { EmbeddedPostgresError } from "../platform/EmbeddedPostgres.ts"
+import { Draining, Readiness } from "../platform/Management.ts"
+import type { MigrationError } from "../platform/Migrations.ts"
+import * as PaydbReadiness from "../platform/PaydbReadiness.ts"
 import * as Pg from "../platform/Pg.ts"
-import { configProblem, ServiceConfig, type TlsFiles } from "../platform/ServiceConfig.ts"
+import { type ConfigProblem, configProblem, ServiceConfig, type TlsFiles } from "../platform/ServiceConfig.ts"
 import * as PaymentHandlers from "./PaymentHandlers.ts"
 import * as PaymentService from "./PaymentService.ts"
 import * as PgPaydb from "./PgPaydb.ts"
@@ -22,50 +26,12 @@ import * as PgPaymentStore from "./PgPaymentStore.ts"
 
 const ROLE = "dlock_payment"
 
-/** An error that occurs when triggers, indexes or privileges of paydb are not as the migrations made them. */
-export class GuardsMissing extends Schema.TaggedError<GuardsMissing>()("GuardsMissing", {
-  missing: Schema.Array(Schema.String)
-}) {
-  override get message(): string {
-    return this.missing.join("; ")
-  }
-}
-
-/** An error that occurs when the setting and the database say different things about fence point (a). */
-export class FencingDisagrees extends Schema.TaggedError<FencingDisagrees>()("FencingDisagrees", {
-  setting: Schema.Boolean,
-  database: Schema.Boolean
-}) {
-  override get message(): string {
-    return `payment.fencing.enabled is ${this.setting}, pay.fencing_switch is ${this.database}`
-  }
-}
-
-/** An error that occurs when production finds rows that were written while a fence was off. */
-export class UnfencedRows extends Schema.TaggedError<UnfencedRows>()("UnfencedRows", {}) {
-  override get message(): string {
-    return "an experiment has written to this database: see the view pay.unfenced_row"
-  }
-}
-
-/** Exported for its test. */
-export const payDbCheck = (env: ServiceConfig["Service"]["env"], fencingEnabled: boolean) =>
-  Effect.gen(function* () {
-    const store = yield* PaymentStore
-    const { missing, switchOn, unfencedRows } = yield* store.guards
-    if (missing.length > 0) return yield* new GuardsMissing({ missing })
-    if (switchOn !== fencingEnabled) return yield* new FencingDisagrees({ setting: fencingEnabled, database: switchOn })
-    if (env === "production" && unfencedRows) return yield* new UnfencedRows()
-    return { guards: "in place", fencing: switchOn ? "on" : "OFF", unfencedRows }
-  })
-
 const readiness = Layer.effect(
   Readiness,
   Effect.gen(function* () {
-    const config = yield* ServiceConfig
-    const store = yield* PaymentStore
-    const run = payDbCheck(config.env, config.fencing.payment)
-    return [{ name: "payDb", run: Effect.provideService(run, PaymentStore, store) }]
+    const { fencing } = yield* ServiceConfig
+    const { guards } = yield* PaymentStore
+    return [yield* PaydbReadiness.check(guards, fencing.payment)]
   })
 )
 
@@ -117,9 +83,12 @@ const store = Layer.unwrap(
   )
 )
 
-export const layer = HttpServer.serve({ api: PaymentHttpApi, handlers: PaymentHandlers.layer }).pipe(
-  Layer.provide(PaymentService.layer),
-  Layer.provide(readiness),
+export const layer: Layer.Layer<
+  never,
+  ConfigProblem | EmbeddedPostgresError | MigrationError | SqlError.SqlError,
+  ServiceConfig
+> = HttpServer.serve({ api: PaymentHttpApi, handlers: PaymentHandlers.layer }).pipe(
+  Layer.provide([PaymentService.layer, readiness, Draining.layer]),
   Layer.provide(store),
   Layer.provide(paydb)
 )
