@@ -133,7 +133,7 @@ export const make = Effect.fnUntraced(function* ({ callTimeoutMillis, url }: Htt
   })
 })
 
-/** One connection is kept open and used again for as long as the `HttpClient` lives; its scope closes it. */
+/** Connections are kept open and used again; the scope of the `HttpClient` closes them. */
 export const layer = (options: HttpLockApiOptions): Layer.Layer<LockApi, never, HttpClient.HttpClient> =>
   Layer.effect(LockApi, make(options))
 

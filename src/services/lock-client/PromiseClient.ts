@@ -12,7 +12,7 @@
  * and the lock is released when the promise has settled, not before.
  */
 import { NodeHttpClient } from "@effect/platform-node"
-import { Cause, Clock, Effect, Exit, Layer, ManagedRuntime, Option, References, Schema } from "effect"
+import { Cause, Clock, Context, Effect, Exit, Layer, ManagedRuntime, Option, References, Schema } from "effect"
 import { LockKey, OwnerId } from "../../core/lock/Lock.ts"
 import { type ContentionExceeded, LockLost, type LockLostReason, LockUnavailable } from "../../core/lock/LockErrors.ts"
 import { type ClientSettings, defaults, type RetrySettings } from "../../core/Settings.ts"
@@ -69,7 +69,10 @@ export interface Client {
     <A>(key: string, use: Use<A>): Promise<A>
     <A>(key: string, options: LockOptions, use: Use<A>): Promise<A>
   }
-  /** Aborts what still runs under a lock and gives everything back. Until then timers keep the process alive. */
+  /**
+   * Aborts what still runs under a lock (`LockLostError`, `session`), waits a bounded time for it to end and gives
+   * everything back. Until then timers keep the process alive.
+   */
   readonly close: () => Promise<void>
   readonly [Symbol.asyncDispose]: () => Promise<void>
 }
@@ -203,7 +206,15 @@ export const connect = (options: ConnectOptions): Client => {
 
   let isClosed = false
 
-  const held = (lock: HeldLock, clock: Clock.Clock, signal: AbortSignal, isOver: () => boolean): Lock => {
+  // Not `runtime.runPromise`: its disposal would wait for these fibers first, which wait for bodies that only the end of
+  // the client tells to stop.
+  const run = <A, E>(program: Effect.Effect<A, E, LockClient>, signal?: AbortSignal): Promise<Exit.Exit<A, E>> =>
+    runtime
+      .context()
+      .then((context) => Effect.runPromiseExitWith(context)(program, signal === undefined ? {} : { signal }))
+
+  const held = (lock: HeldLock, context: Context.Context<never>, signal: AbortSignal, isOver: () => boolean): Lock => {
+    const clock = Context.get(context, Clock.Clock)
     const isLost = () => signal.reason instanceof LockLostError
     const remainingNanos = () => (isLost() || isOver() ? 0n : lock.deadline - clock.monotonicTimeNanosUnsafe())
     return {
@@ -214,17 +225,17 @@ export const connect = (options: ConnectOptions): Client => {
         if (remainingNanos() > 0n) return
         if (signal.reason instanceof LockLostError) throw signal.reason
         // The event loop was blocked past the deadline: the client itself has to be told.
-        runtime.runFork(Effect.ignore(lock.checkStillHeld))
+        Effect.runForkWith(context)(Effect.ignore(lock.checkStillHeld))
         const reason = isOver() ? "released" : "deadline"
         throw new LockLostError(new LockLost({ key: lock.key, token: lock.token, reason }))
       },
-      renew: () => settled(lock.key, runtime.runPromiseExit(lock.renew))
+      renew: () => settled(lock.key, run(lock.renew))
     }
   }
 
   /** Uninterruptible, since a promise is: at a loss its signal is aborted, and its end is waited for. */
   const runBody = <A>(lock: HeldLock, controller: AbortController, outer: AbortSignal | undefined, use: Use<A>) =>
-    Effect.flatMap(Clock.Clock, (clock) => {
+    Effect.flatMap(Effect.context(), (context) => {
       let over = false
       const abort = () => controller.abort(outer?.reason)
       if (outer?.aborted === true) abort()
@@ -233,7 +244,7 @@ export const connect = (options: ConnectOptions): Client => {
         try: () =>
           Promise.resolve(
             use(
-              held(lock, clock, controller.signal, () => over),
+              held(lock, context, controller.signal, () => over),
               controller.signal
             )
           ),
@@ -257,7 +268,7 @@ export const connect = (options: ConnectOptions): Client => {
     const program = Effect.flatMap(LockClient, (locks) =>
       locks.withLock(lockKey, { ...options, onLockLost })((lock) => runBody(lock, controller, signal, use))
     )
-    return settled(key, runtime.runPromiseExit(program, signal === undefined ? {} : { signal }), signal)
+    return settled(key, run(program, signal), signal)
   }
 
   const close = (): Promise<void> => {
