@@ -63,7 +63,9 @@ export const layer = Layer.succeed(RequestErrors, (endpointEffect, { endpoint })
       const error = HttpApiError.HttpApiSchemaError.is(failure) ? decodeFailure(failure) : failure
       if (!isWireError(error)) return Effect.die(error)
       const row = rowOf(error)
-      return Effect.logWithLevel(row.log)(row.message(error)).pipe(
+      // A revoke that expected another token met no protected write: nobody acted after losing a lock.
+      const level = error._tag === "FencedOut" && error.point === "lock" ? "Warn" : row.log
+      return Effect.logWithLevel(level)(row.message(error)).pipe(
         Effect.annotateLogs({ code: row.code, endpoint: endpoint.identifier, traceId }),
         // The endpoint's own failures pass unchanged; its type names them, the middleware's names only its additions.
         // @effect-diagnostics-next-line unsafeEffectTypeAssertion:off

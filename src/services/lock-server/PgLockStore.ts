@@ -42,6 +42,9 @@ export interface PgLockStoreOptions {
   readonly applicationName?: string
 }
 
+/** What the service runs as, whatever its login may do: it calls the operations and touches no table. */
+export const ROLE = "dlock_lock_server"
+
 export const MIGRATIONS = new URL("./migrations/", import.meta.url)
 
 const CHANNEL = "dlock_lock_change"
@@ -61,8 +64,7 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
     connectTimeout: timeout,
     answerTimeout: timeout,
     parameters: {
-      // Whatever the login may do, the service may only call the operations.
-      role: "dlock_lock_server",
+      role: ROLE,
       // An asynchronous commit is answered before it is durable, and its token would be handed out again after a crash.
       synchronous_commit: "on",
       default_transaction_isolation: "read committed"
@@ -374,9 +376,15 @@ const failWith =
         ? Effect.fail(new NotLeader({ operation, retryAfterMillis: 250 }))
         : Effect.fail(backendUnavailable(operation, failure.message))
     }
+    if (failure.code !== undefined && noSchema.has(failure.code)) {
+      return Effect.fail(backendUnavailable(operation, `lockdb is not up to date: ${failure.message}`, 1_000))
+    }
     // The sequence is behind what was granted: a restore, or a hand that meant well. Nothing is granted until it is above.
     if (failure.code === "DL003" || (failure._tag === "Sqlstate" && failure.constraint === "lock_event_granted")) {
       return Effect.fail(backendUnavailable(operation, `token_floor: ${failure.message}`, 1_000))
     }
     return Effect.die(error)
   }
+
+/** No such schema, table or function: the migrations have not run yet. */
+const noSchema: ReadonlySet<string> = new Set(["3F000", "42P01", "42883"])
