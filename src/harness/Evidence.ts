@@ -113,7 +113,7 @@ const fenceEvent = (record: LogRecord): ReadonlyArray<unknown> =>
           op: record["op"],
           resource: record["accountId"],
           payoutId: record["payoutId"],
-          token: BigInt(String(record["presented"])),
+          token: BigInt(String(record["fencingToken"])),
           accepted: false,
           rowsChanged: 0,
           highest: BigInt(String(record["highest"]))

@@ -9,7 +9,7 @@
  * W1 stops itself at a fault point, so the window is hit every time; that it really stopped is asked of the kernel, and
  * that its lease ran out is seen in the greater token that W2 was granted.
  */
-import { Effect, Redacted } from "effect"
+import { Effect, Redacted, References } from "effect"
 import { HttpClient, HttpClientRequest } from "effect/http"
 import type { FencingSwitches } from "../core/Fencing.ts"
 import { judge } from "../core/Invariants.ts"
@@ -137,7 +137,8 @@ export const runRow = Effect.fnUntraced(function* (around: Surroundings, switche
 const prepareDatabase = Effect.fnUntraced(
   function* ({ paydb }: Surroundings, database: string, switches: FencingSwitches) {
     yield* Migrations.ensureDatabase({ adminUrl: paydb("postgres"), database })
-    yield* Paydb.migrate(paydb(database))
+    // Not news in an experiment: every row has a fresh database.
+    yield* Paydb.migrate(paydb(database)).pipe(Effect.provideService(References.MinimumLogLevel, "Warn"))
     yield* Paydb.setSwitches(paydb(database), { resource: switches.payment, rail: switches.rail })
   },
   Effect.mapError((cause) => new HarnessError({ step: "prepare paydb", message: String(cause) }))

@@ -286,8 +286,8 @@ const watched = <A, E extends { readonly _tag: string }, R>(self: Effect.Effect<
         event: "fenced_out",
         point,
         op,
-        resource,
-        presented: String(presented),
+        accountId: resource,
+        fencingToken: String(presented),
         highest: String(highest)
       }),
       Effect.andThen(counted === undefined ? Effect.void : Metrics.increment(counted))
