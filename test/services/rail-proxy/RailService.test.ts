@@ -215,11 +215,10 @@ describe("R1", () => {
             event: "fenced_out",
             point: "rail",
             op: "submit",
-            resource: "acct-1",
-            presented: "7",
+            accountId: "acct-1",
+            fencingToken: "7",
             highest: "8",
             payoutId,
-            fencingToken: "7",
             actor: "w1"
           }
         ])
