@@ -65,6 +65,15 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
   const sql = yield* PgClient.PgClient
   const { fencingEnabled } = options
 
+  /**
+   * A connection that breaks in a transaction breaks its ROLLBACK too, and `withTransaction` makes a defect of that. It is
+   * none: the server rolls back what nobody can commit any more.
+   */
+  const transaction = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SqlError.SqlError, R> =>
+    Effect.catchDefect(sql.withTransaction(self), (defect) =>
+      SqlError.isSqlError(defect) ? Effect.fail(defect) : Effect.die(defect)
+    )
+
   const columns = sql.literal(`submission_id::text, token, coalesce(outcome, 'INTENT') AS outcome, rail_ref, rail_code,
     floor(extract(epoch FROM intent_at) * 1000)::int8 AS intent_at, floor(extract(epoch FROM send_by) * 1000)::int8 AS send_by,
     floor(extract(epoch FROM outcome_at) * 1000)::int8 AS outcome_at`)
@@ -210,7 +219,7 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
             return Effect.void
           })
         ),
-        sql.withTransaction,
+        transaction,
         Effect.catchTag("SqlError", (error): Effect.Effect<never, RailAmbiguous | FencedOut | BackendUnavailable> =>
           committing && mayBeCommitted(error) ? Effect.fail(unknown()) : refusedAs("submit", request)(error)
         ),
@@ -264,7 +273,7 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
         : // The advanced mark is kept: this token was accepted.
           { _tag: "Submitted" as const, row }
     }).pipe(
-      sql.withTransaction,
+      transaction,
       Effect.catchTag("SqlError", refusedAs("void", request)),
       Effect.flatMap(({ _tag, row }) =>
         _tag === "Sealed"
@@ -288,7 +297,7 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
       const found: LookupFinding = { payoutId, finding, executedCount, railReference }
       return found
     }).pipe(
-      sql.withTransaction,
+      transaction,
       Effect.catchTag("SqlError", refusedAs("evidence", request)),
       Pg.deadline(callTimeoutMillis, () => backendUnavailable("evidence", "paydb did not answer in time"))
     )

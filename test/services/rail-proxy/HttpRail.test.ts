@@ -134,6 +134,35 @@ describe("HttpRail sends", () => {
     })
   )
 
+  it.live("nothing when it was stopped while it connected: the clock is looked at once more", () =>
+    Effect.gen(function* () {
+      const { rail, requests } = yield* rawRail(ok)
+      const clock = yield* Clock.Clock
+      const now = clock.monotonicTimeNanosUnsafe()
+      let looks = 0
+      const stopped: Clock.Clock = {
+        ...clock,
+        currentTimeMillisUnsafe: () => clock.currentTimeMillisUnsafe(),
+        currentTimeNanosUnsafe: () => clock.currentTimeNanosUnsafe(),
+        monotonicTimeNanosUnsafe: () => (looks++ === 0 ? now : now + 3_000_000_000n),
+        monotonicTimeNanos: Effect.sync(() => (looks++ === 0 ? now : now + 3_000_000_000n)),
+        sleep: (duration) => clock.sleep(duration)
+      }
+      const sending = Effect.provideService(rail.submit(payment, now + 2_000_000_000n), Clock.Clock, stopped)
+      assert.deepInclude(yield* failure(sending), { neverSent: true, cause: "the send window has passed" })
+      assert.strictEqual(requests.length, 0)
+    })
+  )
+
+  it.live("nothing when the connection does not stand within the window", () =>
+    Effect.gen(function* () {
+      // Accepts, and never says hello: the handshake stays open.
+      const silent = yield* listening(net.createServer((socket) => socket.on("error", () => {})))
+      const rail = HttpRail.make(silent.replace("http:", "https:"))
+      assert.deepInclude(yield* failure(submit(rail, 200)), { neverSent: true, cause: "the send window has passed" })
+    })
+  )
+
   it.live("nothing more after an interruption, which ends at once", () =>
     Effect.gen(function* () {
       let closed = false

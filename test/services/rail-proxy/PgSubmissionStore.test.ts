@@ -69,9 +69,9 @@ const direct = Effect.flatMap(TestDatabase, ({ url }) => storeAt(url))
 
 /**
  * A wire to paydb that is cut right behind a statement: the server has it, and its answer is lost. Once; everything
- * before and after passes.
+ * before and after passes. `silence`: the connection stays, and nothing comes any more.
  */
-const cutBehind = Effect.fnUntraced(function* (statement: string) {
+const cutBehind = Effect.fnUntraced(function* (statement: string, how: "break" | "silence" = "break") {
   const target = new URL(Redacted.value((yield* TestDatabase).url))
   let cut = false
   const server = net.createServer((client) => {
@@ -85,8 +85,8 @@ const cutBehind = Effect.fnUntraced(function* (statement: string) {
       if (!cut && chunk.includes(statement)) {
         cut = true
         upstream.unpipe(client)
-        // The server answers when it has committed; nobody hears it.
-        upstream.once("data", () => client.destroy())
+        // The server answers when it is done; nobody hears it.
+        if (how === "break") upstream.once("data", () => client.destroy()).resume()
       }
       upstream.write(chunk)
     })
@@ -119,6 +119,18 @@ layer(World, { excludeTestServices: true, timeout: "60 seconds" })("PgSubmission
       assert.isTrue(wasCut())
       // It was committed; the same request is answered with it, so nobody sends.
       assert.deepInclude(yield* store.recordIntent(requestOf(payout, 7)), { _tag: "Recorded", sameToken: true })
+    }).pipe(Effect.scoped)
+  )
+
+  it.effect("says the same when no answer to its commit comes, within the send window", () =>
+    Effect.gen(function* () {
+      const { store, wasCut } = yield* cutBehind("COMMIT", "silence")
+      const payout = yield* claimed(7)
+      const before = yield* Clock.monotonicTimeNanos
+      assert.deepInclude(yield* failure(store.recordIntent(requestOf(payout, 7))), { _tag: "RailAmbiguous" })
+      assert.isBelow(Number((yield* Clock.monotonicTimeNanos) - before) / 1e6, 1_600)
+      assert.isTrue(wasCut())
+      assert.deepInclude(yield* store.read(payout.payoutId), { outcome: "INTENT" })
     }).pipe(Effect.scoped)
   )
 
