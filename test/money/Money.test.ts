@@ -288,7 +288,7 @@ const oneRun = Effect.fnUntraced(function* (
   faulty = false
   rail.calm()
   const healedAt = yield* Clock.currentTimeMillis
-  yield* waitUntil("every payout is settled once faults have stopped", atMostOpen(0))
+  yield* waitUntil("every payout is settled once faults have stopped", atMostOpen(0), "60 seconds")
   const settledMillis = (yield* Clock.currentTimeMillis) - healedAt
 
   const payouts = yield* Effect.forEach(payoutIds, (payoutId) => payments.readPayout(payoutId))
