@@ -33,7 +33,7 @@ const boxes = [
   "reconciler"
 ]
 /** What of a box has no Node, no driver and no wiring in it. */
-const pureOf = (box: string) => [`src/services/${box}/!(Pg*|Etcd*|HttpRail|*Server|*Process).ts`]
+const pureOf = (box: string) => [`src/services/${box}/!(Pg*|Etcd*|HttpRail|PromiseClient|*Server|*Process).ts`]
 
 interface Row {
   readonly file: string
@@ -54,6 +54,8 @@ const table: ReadonlyArray<Row> = [
   { file: "src/services/payout-executor/*Process.ts", may: [...outside, ...client] },
   { file: "src/services/reconciler/*Process.ts", may: [...outside, ...client] },
   { file: "src/services/operator/*", may: outside },
+  // The whole client, wired for programs that do not use Effect.
+  { file: "src/services/lock-client/PromiseClient.ts", may: outside },
   // A payment that is sent at most once needs the socket itself.
   { file: "src/services/rail-proxy/HttpRail.ts", may: outside },
   { file: "src/services/*/{Pg,Etcd}*.ts", may: outside },
