@@ -67,7 +67,10 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
       role: ROLE,
       // An asynchronous commit is answered before it is durable, and its token would be handed out again after a crash.
       synchronous_commit: "on",
-      default_transaction_isolation: "read committed"
+      default_transaction_isolation: "read committed",
+      // A statement whose caller has given up does not stay in the queue for a row. (A wait for a lock may be cancelled:
+      // nothing is committed yet.)
+      lock_timeout: String(timeoutMillis)
     }
   })
   const contenders = yield* Pg.make(pgOptions(8))

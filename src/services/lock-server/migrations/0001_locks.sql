@@ -1,8 +1,12 @@
 -- Locks: sessions, grants, tokens, audit, and the operations on them, each one call and one transaction.
 --
 -- A function here is volatile plpgsql, so under READ COMMITTED each of its statements takes a new snapshot. The order is
--- always the same: the caller's own session row, then the grant row, then (never waiting for it) the holder's session.
--- Time is clock_timestamp(), read after the lock: now() is the start of the transaction, and a statement that waited 3 s
+-- always the same: the grant row, then the caller's own session row, then (never waiting for it) the holder's session.
+-- Whoever holds a session row waits for nothing more, so there is no cycle. The session comes second because the grant
+-- row is where one queues: a session row that is locked while its owner queues keeps his heartbeat waiting, and runs out
+-- by the time that he is granted the key.
+--
+-- Time is clock_timestamp(), read after the locks: now() is the start of the transaction, and a statement that waited 3 s
 -- for a row with a 2 s lease would otherwise answer a grant that is already over.
 
 CREATE SCHEMA lock;
@@ -447,12 +451,7 @@ BEGIN
     END IF;
   END IF;
 
-  -- 2. Lock: the own session, then the grant row.
-  CASE own_session(p_session_id, p_owner_id)
-    WHEN 'unknown' THEN RETURN refused('unknown');
-    WHEN 'expired' THEN RETURN refused('expired');
-    ELSE NULL;
-  END CASE;
+  -- 2. Lock: the grant row, then the own session.
   SELECT * INTO g FROM lock_grant WHERE lock_key = p_key FOR NO KEY UPDATE;
   IF NOT FOUND THEN
     -- The first grant of the key has no row to lock. An insert that finds another one under way would wait for it with
@@ -460,6 +459,11 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended(p_key, 4711));
     SELECT * INTO g FROM lock_grant WHERE lock_key = p_key FOR NO KEY UPDATE;
   END IF;
+  CASE own_session(p_session_id, p_owner_id)
+    WHEN 'unknown' THEN RETURN refused('unknown');
+    WHEN 'expired' THEN RETURN refused('expired');
+    ELSE NULL;
+  END CASE;
   IF g.lock_key IS NULL THEN
     now_ := clock_timestamp();
     INSERT INTO lock_grant (lock_key, fencing_token, token_floor, session_id, owner_id, acquire_id, ttl_ms, granted_at,
@@ -500,23 +504,22 @@ BEGIN
   RETURN granted(g, now_);
 END $$;
 
--- Locks the live grant that a token names, its session first. Otherwise the answer says how it was lost.
+-- Locks the live grant that a token names, and its session. Otherwise the answer says how it was lost.
 CREATE FUNCTION lock.own_grant(p_key text, p_owner_id text, p_token bigint, OUT g lock.lock_grant, OUT reason text)
 LANGUAGE plpgsql SET search_path = lock, pg_temp AS $$
 DECLARE
   verdict text;
 BEGIN
   SELECT * INTO g FROM lock_grant WHERE lock_key = p_key;
-  IF NOT FOUND OR g.fencing_token <> p_token OR g.owner_id <> p_owner_id OR g.end_reason IS NOT NULL THEN
+  -- A token that is not the last grant's, or whose grant has ended, stays so: nothing needs to be locked for the refusal.
+  IF g.fencing_token = p_token AND g.owner_id = p_owner_id AND g.end_reason IS NULL THEN
+    SELECT * INTO g FROM lock_grant WHERE lock_key = p_key FOR NO KEY UPDATE;
+  END IF;
+  IF g.fencing_token IS DISTINCT FROM p_token OR g.owner_id <> p_owner_id OR g.end_reason IS NOT NULL THEN
     reason := lost_reason(p_key, p_owner_id, p_token);
     RETURN;
   END IF;
   verdict := own_session(g.session_id, p_owner_id);
-  SELECT * INTO g FROM lock_grant WHERE lock_key = p_key FOR NO KEY UPDATE;
-  IF NOT FOUND OR g.fencing_token <> p_token OR g.end_reason IS NOT NULL THEN
-    reason := lost_reason(p_key, p_owner_id, p_token);
-    RETURN;
-  END IF;
   reason := over(g);
   IF reason IS NULL AND verdict <> 'live' THEN reason := 'session'; END IF;
 END $$;
