@@ -1,0 +1,86 @@
+/**
+ * The leases that are not a holder's: those under which ended things are remembered, and those that are finished.
+ */
+import { Clock, Effect, FiberSet, type Scope, Semaphore } from "effect"
+import type { Budget, EtcdClient, EtcdOutage } from "./EtcdClient.ts"
+
+export interface MemoryOptions {
+  /** What is written now is remembered at least for so long, */
+  readonly keepMillis: number
+  /** and at most for so much longer. */
+  readonly turnMillis: number
+}
+
+/**
+ * How many keys one lease may hold: they are all deleted in one step when it runs out, and nobody else is served during
+ * that step (about 5 ms for a thousand).
+ */
+const KEYS_PER_LEASE = 2_000
+
+export interface Memory {
+  /** A lease for `keys` more keys to be remembered under. */
+  readonly lease: (keys: number, budget: Budget) => Effect.Effect<string, EtcdOutage>
+  /** `id` turned out to be gone (etcd was restored, somebody revoked it): do not answer it again. */
+  readonly forget: (id: string) => void
+}
+
+/** One lease at a time, replaced after `turnMillis` or when full; the old ones run out by themselves. */
+export const makeMemory = Effect.fnUntraced(function* (
+  client: EtcdClient,
+  { keepMillis, turnMillis }: MemoryOptions
+): Effect.fn.Return<Memory> {
+  const clock = yield* Clock.Clock
+  const turn = yield* Semaphore.make(1)
+  let current: { readonly id: string; readonly until: bigint; keys: number } | undefined
+
+  const take = (keys: number) => {
+    if (current === undefined || current.keys + keys > KEYS_PER_LEASE) return undefined
+    if (clock.monotonicTimeNanosUnsafe() >= current.until) return undefined
+    current.keys += keys
+    return current.id
+  }
+
+  return {
+    lease: (keys, budget) =>
+      Effect.suspend(() => {
+        const id = take(keys)
+        if (id !== undefined) return Effect.succeed(id)
+        return turn.withPermit(
+          Effect.gen(function* () {
+            const meanwhile = take(keys)
+            if (meanwhile !== undefined) return meanwhile
+            const until = clock.monotonicTimeNanosUnsafe() + BigInt(turnMillis) * 1_000_000n
+            const { id } = yield* client.grantLease(keepMillis + turnMillis, budget)
+            current = { id, until, keys }
+            return id
+          })
+        )
+      }),
+    forget: (id) => {
+      if (current?.id === id) current = undefined
+    }
+  }
+})
+
+export interface FinishedLeases {
+  /** Revokes the lease in the background. It serves no grant any more, or never did, and is not used again. */
+  readonly finish: (id: string) => Effect.Effect<void>
+}
+
+const FINISH_MILLIS = 5_000
+
+/** When the scope closes, what is under way is waited for, within a second. What fails runs out by itself. */
+export const makeFinishedLeases = Effect.fnUntraced(function* (
+  client: EtcdClient
+): Effect.fn.Return<FinishedLeases, never, Scope.Scope> {
+  const running = yield* FiberSet.make<void>()
+  yield* Effect.addFinalizer(() => Effect.timeoutOption(FiberSet.awaitEmpty(running), "1 second"))
+  return {
+    finish: (id) =>
+      Effect.flatMap(client.budget(FINISH_MILLIS), (budget) => client.revokeLease(id, budget)).pipe(
+        Effect.ignore,
+        FiberSet.run(running),
+        Effect.asVoid
+      )
+  }
+})

@@ -1,0 +1,217 @@
+/**
+ * What an instance of the etcd store has in hand: its client, its leases, and what it knows that cannot change any more.
+ * Nothing of it is needed for safety: every decision is taken by a transaction.
+ */
+import { Clock, Effect, Random, type Scope } from "effect"
+import type { ITxnResponse } from "etcd3"
+import { boundedBy } from "../../core/Bound.ts"
+import type { FencingToken, LockKey, OwnerId, SessionId } from "../../core/lock/Lock.ts"
+import {
+  type BackendError,
+  type BackendUnavailable,
+  backendUnavailable,
+  NotLeader
+} from "../../core/lock/LockErrors.ts"
+import type { ExpiredGrant } from "../../core/lock/LockStore.ts"
+import { type Answer, type Budget, type EtcdClient, EtcdOutage, LeaseGone } from "./EtcdClient.ts"
+import { found, type Layout, layout, put, range, readFloor, revisionIs, type Stored } from "./EtcdLayout.ts"
+import { type FinishedLeases, makeFinishedLeases, makeMemory, type Memory } from "./EtcdLeases.ts"
+
+export interface StateOptions {
+  /** Bound of each operation. */
+  readonly timeoutMillis: number
+  /** Everything lies below it. Default: `/dlock/`. */
+  readonly prefix?: string | undefined
+}
+
+/** A grant of which this instance knows more than lies in etcd: how far its lease reaches. */
+interface KnownGrant {
+  readonly stored: Stored
+  readonly expiresAt: number
+}
+
+export interface State {
+  readonly client: EtcdClient
+  readonly at: Layout
+  readonly prefix: string
+  readonly timeoutMillis: number
+  /** By the clock of the instance; whoever calls may have another one. */
+  readonly now: () => number
+  readonly finished: FinishedLeases
+  /** For acquire ids and what operators want to see: at least 10 minutes. */
+  readonly memory: Memory
+  /** For how a grant ended: at least 2 minutes; after that it is `superseded`. */
+  readonly shortMemory: Memory
+  readonly grants: Recent<LockKey, KnownGrant>
+  readonly owners: Recent<SessionId, OwnerId>
+  /** Grants whose end this instance has written and the next sweep has to tell. */
+  readonly untold: Array<ExpiredGrant>
+  /** A name for a call, unlike any other. */
+  readonly callName: () => string
+  floor: Floor | undefined
+  /** The grants that the last sweep found, by key. */
+  swept: ReadonlyMap<string, Stored>
+}
+
+export interface Floor {
+  readonly revision: string
+  /** Added to a revision it makes the token. */
+  readonly offset: string
+  /** This is not the cluster in which the tokens were minted: nothing is granted until an operator has looked. */
+  readonly foreign: boolean
+}
+
+const REMEMBERED = 10_000
+
+export const makeState = Effect.fnUntraced(function* (
+  client: EtcdClient,
+  { prefix = "/dlock/", timeoutMillis }: StateOptions
+): Effect.fn.Return<State, never, Scope.Scope> {
+  const clock = yield* Clock.Clock
+  const instance = yield* Random.nextIntBetween(0, Number.MAX_SAFE_INTEGER)
+  let calls = 0
+  return {
+    client,
+    at: layout(prefix),
+    prefix,
+    timeoutMillis,
+    now: () => clock.currentTimeMillisUnsafe(),
+    finished: yield* makeFinishedLeases(client),
+    memory: yield* makeMemory(client, { keepMillis: 600_000, turnMillis: 120_000 }),
+    shortMemory: yield* makeMemory(client, { keepMillis: 120_000, turnMillis: 30_000 }),
+    grants: new Recent(REMEMBERED),
+    owners: new Recent(REMEMBERED),
+    untold: [],
+    callName: () => `${instance.toString(36)}-${++calls}`,
+    floor: undefined,
+    swept: new Map()
+  }
+})
+
+/** The entries that were set last. */
+export class Recent<K, V> {
+  readonly #entries = new Map<K, V>()
+  readonly #size: number
+
+  constructor(size: number) {
+    this.#size = size
+  }
+
+  get(key: K): V | undefined {
+    return this.#entries.get(key)
+  }
+
+  set(key: K, value: V): void {
+    this.#entries.delete(key)
+    this.#entries.set(key, value)
+    if (this.#entries.size <= this.#size) return
+    const [oldest] = this.#entries.keys()
+    if (oldest !== undefined) this.#entries.delete(oldest)
+  }
+
+  delete(key: K): void {
+    this.#entries.delete(key)
+  }
+}
+
+// -----------------------------------------------------------------------------
+// calls
+// -----------------------------------------------------------------------------
+
+/** One operation of the store: ends within the timeout, whatever etcd does. */
+export const operation = <A, E>(
+  state: State,
+  name: string,
+  run: (budget: Budget) => Effect.Effect<A, E | EtcdOutage | LeaseGone>
+): Effect.Effect<A, Exclude<E, EtcdOutage | LeaseGone> | BackendError> =>
+  Effect.flatMap(state.client.budget(state.timeoutMillis), run).pipe(
+    boundedBy(state.timeoutMillis + 100, () => backendUnavailable(name, "no answer in time")),
+    Effect.mapError((failure) => backendFailure(name, failure))
+  )
+
+const backendFailure = <E>(
+  name: string,
+  failure: E | EtcdOutage | LeaseGone | BackendUnavailable
+): Exclude<E, EtcdOutage | LeaseGone> | BackendError => {
+  if (failure instanceof EtcdOutage) {
+    return failure.noLeader
+      ? new NotLeader({ operation: name, retryAfterMillis: 250 })
+      : backendUnavailable(name, failure.message)
+  }
+  if (failure instanceof LeaseGone) return backendUnavailable(name, "a lease was gone in the middle of the call")
+  // What is left after the two above, which the compiler does not follow through a type parameter.
+  return failure as Exclude<E, EtcdOutage | LeaseGone> | BackendUnavailable
+}
+
+/** One consistent, linearizable look at the keys; writes nothing. */
+export const look = (
+  state: State,
+  keys: ReadonlyArray<string>,
+  budget: Budget
+): Effect.Effect<Answer<ITxnResponse>, EtcdOutage | LeaseGone> => state.client.txn({ success: keys.map(range) }, budget)
+
+/**
+ * The floor, read once and then compared in every transaction that mints. It is made by whoever comes first.
+ */
+export const knowFloor = Effect.fnUntraced(function* (
+  state: State,
+  budget: Budget
+): Effect.fn.Return<Floor, EtcdOutage | LeaseGone> {
+  if (state.floor !== undefined && !state.floor.foreign) return state.floor
+  for (;;) {
+    const { value } = yield* look(state, [state.at.floor], budget)
+    const floor = floorOf(value, 0)
+    if (floor !== undefined) return (state.floor = floor)
+    yield* state.client.txn(
+      {
+        compare: [revisionIs(state.at.floor, "0")],
+        success: [put(state.at.floor, { clusterId: value.header.cluster_id, offset: "0" })]
+      },
+      budget
+    )
+  }
+})
+
+/** The floor that the `index`-th range of an answer found. */
+export const floorOf = (answer: ITxnResponse, index: number): Floor | undefined => {
+  const kv = found(answer)[index]
+  const value = readFloor(kv)
+  if (kv === undefined || value === undefined) return undefined
+  return { revision: kv.mod_revision, offset: value.offset, foreign: value.clusterId !== answer.header.cluster_id }
+}
+
+// -----------------------------------------------------------------------------
+// leases of grants
+// -----------------------------------------------------------------------------
+
+/** Until when the grant lives, as far as is known: a renewal by another instance leaves no trace but in the lease. */
+export const knownExpiry = (state: State, key: LockKey, stored: Stored): number => {
+  const known = state.grants.get(key)
+  const atLeast = stored.grant.grantedAt + stored.grant.ttlMillis
+  return known?.stored.token === stored.token ? Math.max(known.expiresAt, atLeast) : atLeast
+}
+
+/** A sweep comes every second, so what has just been found ended no longer ago than this. */
+const FOUND_WITHIN_MILLIS = 5_000
+
+/** How long a grant was held that is found to have ended by itself; to the second where the exact end is not known. */
+export const heldMillis = (state: State, key: LockKey, stored: Stored, end: "expired" | "session"): number => {
+  const now = state.now()
+  const known = end === "expired" ? knownExpiry(state, key, stored) : now
+  return Math.max(0, (known < now && known > now - FOUND_WITHIN_MILLIS ? known : now) - stored.grant.grantedAt)
+}
+
+export const remember = (state: State, key: LockKey, stored: Stored, expiresAt: number): void =>
+  state.grants.set(key, { stored, expiresAt })
+
+/** For others to see. When it is known to be later than now, etcd is not asked. */
+export const expiryToShow = (state: State, key: LockKey, stored: Stored, budget: Budget) =>
+  Effect.suspend(() => {
+    const known = knownExpiry(state, key, stored)
+    const now = state.now()
+    if (known > now) return Effect.succeed(known)
+    return Effect.map(state.client.remaining(stored.lease, budget), (millis) => state.now() + (millis ?? 0))
+  })
+
+export const isGrant = (stored: Stored | undefined, ownerId: OwnerId, token: FencingToken): stored is Stored =>
+  stored !== undefined && stored.token === token && stored.grant.ownerId === ownerId

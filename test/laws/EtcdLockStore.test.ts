@@ -1,0 +1,50 @@
+/**
+ * The laws on real etcd. They mostly wait for leases to run out, so all of them run side by side, each with a store below
+ * a prefix of its own: a sweep tells what ended only once, and must not tell it to another law.
+ */
+import { beforeAll, describe, it } from "@effect/vitest"
+import { Deferred, Effect, Exit, Scope } from "effect"
+import * as EtcdCluster from "../../src/harness/EtcdCluster.ts"
+import * as EmbeddedEtcd from "../../src/services/platform/EmbeddedEtcd.ts"
+import { freshStore, lawWorld } from "../support/etcd.ts"
+import { laws, runLaw } from "./LockStoreLaws.ts"
+
+const AT_ONCE = 5
+
+const describeEtcd = (
+  name: string,
+  start: Effect.Effect<ReadonlyArray<string>, EmbeddedEtcd.EmbeddedEtcdError, Scope.Scope>
+) =>
+  describe(name, () => {
+    const verdicts = new Map(laws.map((law) => [law, Deferred.makeUnsafe<void, unknown>()]))
+    beforeAll(() => {
+      const scope = Scope.makeUnsafe()
+      const judge = Effect.fnUntraced(function* () {
+        const endpoints = yield* start
+        yield* Effect.forEach(
+          verdicts,
+          ([law, verdict]) =>
+            runLaw(law, lawWorld(endpoints[0] ?? "")).pipe(
+              Effect.provide(freshStore({ endpoints, timeoutMillis: 10_000 }), { local: true }),
+              Effect.exit,
+              Effect.flatMap((exit) => Deferred.done(verdict, exit))
+            ),
+          { concurrency: AT_ONCE }
+        ).pipe(Effect.forkScoped)
+      })
+      return Effect.runPromise(
+        Effect.as(Scope.provide(judge(), scope), () => Effect.runPromise(Scope.close(scope, Exit.void)))
+      )
+    })
+    for (const [law, verdict] of verdicts) it.live(law.name, () => Deferred.await(verdict), 90_000)
+  })
+
+describeEtcd(
+  "EtcdLockStore on one etcd",
+  Effect.map(EmbeddedEtcd.start({ storage: { kind: "temporary" }, fast: true }), ({ endpoint }) => [endpoint])
+)
+
+describeEtcd(
+  "EtcdLockStore on three",
+  Effect.map(EtcdCluster.start({ fast: true }), ({ endpoints }) => endpoints)
+)
