@@ -44,7 +44,9 @@ const diagram = (report: RowReport): string => {
     const x = laneX(0) - 9
     parts.push(
       `<rect class="pause" x="${x}" y="${y(stopped)}" width="18" height="${y(resumed) - y(stopped)}"/>`,
-      `<text class="note" x="${x + 24}" y="${y(stopped) + 18}">stopped for ${seconds(hops[resumed]!.at - hops[stopped]!.at)}, past its lease</text>`
+      // Two short lines, so that they end before the lane of W2.
+      `<text class="note" x="${x + 24}" y="${y(stopped) + 18}">stopped ${seconds(hops[resumed]!.at - hops[stopped]!.at)},</text>`,
+      `<text class="note" x="${x + 24}" y="${y(stopped) + 34}">past its lease</text>`
     )
   }
   hops.forEach((hop, i) => {

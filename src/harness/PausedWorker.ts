@@ -181,7 +181,10 @@ const hopsOf = (first: ServiceProcess, second: ServiceProcess): ReadonlyArray<Ho
     ...first.log.flatMap((record) => hopOf("W1", record)),
     ...second.log.flatMap((record) => hopOf("W2", record))
   ]
-  const ordered = hops.toSorted((a, b) => a.at - b.at)
+  const ordered = hops
+    .toSorted((a, b) => a.at - b.at)
+    // It is told at every check from then on; once is enough to read.
+    .filter((hop, i, all) => hop.op !== "lock lost" || all.findIndex((each) => each.op === "lock lost") === i)
   const start = ordered[0]?.at ?? 0
   return ordered.map((hop) => ({ ...hop, at: hop.at - start }))
 }
