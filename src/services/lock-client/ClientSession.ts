@@ -13,7 +13,7 @@ import { type BackendError, backendUnavailable, type LockLostReason } from "../.
 import * as Metrics from "../../core/Metrics.ts"
 import { pauseAfter } from "../../core/Retry.ts"
 import { type ClientSettings, heartbeatIntervalOf } from "../../core/Settings.ts"
-import { deadlineOf, millisToNanos } from "./LocalDeadline.ts"
+import { deadlineOf, extensionMillis, millisToNanos } from "./LocalDeadline.ts"
 
 /** What ends with the session: a lock that is held under it. */
 export interface Dependent {
@@ -215,6 +215,9 @@ export const makeSessionKeeper = Effect.fnUntraced(function* (
   return keeper
 })
 
-/** A configured interval does not survive a shorter ttl than was asked for: two beats may be lost, never three. */
+/**
+ * A configured interval does not survive a shorter ttl than was asked for; and where the margin takes most of the ttl, the
+ * deadline would come before the first beat.
+ */
 const intervalOf = (settings: ClientSettings, ttlMillis: number): number =>
-  Math.min(heartbeatIntervalOf(settings, ttlMillis), Math.floor(ttlMillis / 3))
+  Math.min(heartbeatIntervalOf(settings, ttlMillis), extensionMillis(ttlMillis, settings.safetyMarginMillis))

@@ -19,7 +19,7 @@ import * as Metrics from "../../core/Metrics.ts"
 import { pauseAfter } from "../../core/Retry.ts"
 import type { ClientSettings } from "../../core/Settings.ts"
 import type { ClientSession, Dependent, SessionKeeper } from "./ClientSession.ts"
-import { deadlineOf, millisToNanos } from "./LocalDeadline.ts"
+import { deadlineOf, extensionMillis, millisToNanos } from "./LocalDeadline.ts"
 
 export interface HeldLock {
   readonly key: LockKey
@@ -83,6 +83,8 @@ export class Holding implements HeldLock, Dependent {
   private readonly signal = Deferred.makeUnsafe<LockLost>()
   private leaseDeadline: bigint
   private lastSentAt: bigint
+  /** What that was granted; for a replayed grant what remained of it. */
+  private leaseMillis: number
   /** `over`: released, or given up; nothing is told of it any more. */
   private phase: "held" | "releasing" | "over" = "held"
   private attendants: Array<Fiber.Fiber<unknown, unknown>> = []
@@ -94,6 +96,7 @@ export class Holding implements HeldLock, Dependent {
     this.token = grant.answer.token
     this.leaseDeadline = deadlineOf(grant.countedFrom, grant.answer.ttlMillis - env.settings.safetyMarginMillis)
     this.lastSentAt = grant.countedFrom
+    this.leaseMillis = grant.answer.ttlMillis
     this.lost = Deferred.await(this.signal)
     this.checkStillHeld = Effect.flatMap(Clock.monotonicTimeNanos, (now) => {
       if (this.loss !== undefined) return Effect.fail(this.loss)
@@ -168,10 +171,11 @@ export class Holding implements HeldLock, Dependent {
   private keepRenewed(): Effect.Effect<void> {
     return Effect.gen({ self: this }, function* () {
       const { holdDeadline } = this.grant
-      const interval = millisToNanos(Math.max(1, Math.floor(this.grant.answer.ttlMillis / 3)))
+      const margin = this.env.settings.safetyMarginMillis
       let failures = 0
       for (;;) {
         if (holdDeadline !== undefined && this.leaseDeadline >= holdDeadline) return
+        const interval = millisToNanos(extensionMillis(this.leaseMillis, margin))
         const asleep = this.lastSentAt + interval - (yield* Clock.monotonicTimeNanos)
         if (asleep > 0n && failures === 0) yield* Effect.sleep(Duration.nanos(asleep))
         const answer = yield* Effect.result(this.renewOnce())
@@ -203,7 +207,10 @@ export class Holding implements HeldLock, Dependent {
       )
       // Lost while it was asked: a good answer does not bring it back, since the body has been told.
       if (this.loss !== undefined) return yield* this.loss
-      if (sentAt > this.lastSentAt) this.lastSentAt = sentAt
+      if (sentAt > this.lastSentAt) {
+        this.lastSentAt = sentAt
+        this.leaseMillis = answer.ttlMillis
+      }
       const deadline = deadlineOf(sentAt, answer.ttlMillis - settings.safetyMarginMillis)
       if (deadline > this.leaseDeadline) this.leaseDeadline = deadline
     })

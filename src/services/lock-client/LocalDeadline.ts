@@ -13,3 +13,10 @@ export const millisToNanos = (millis: number): bigint => BigInt(Math.trunc(milli
 
 /** Monotonic nanoseconds at which something that the server keeps for `coveredMillis` from `sentAt` ends here. */
 export const deadlineOf = (sentAt: bigint, coveredMillis: number): bigint => sentAt + millisToNanos(coveredMillis)
+
+/**
+ * How long after its last extension something is extended again: at a third of its ttl, so that one extension may be lost;
+ * and not later than half of what the margin leaves, where that is less.
+ */
+export const extensionMillis = (ttlMillis: number, marginMillis: number): number =>
+  Math.max(1, Math.floor(Math.min(ttlMillis / 3, (ttlMillis - marginMillis) / 2)))
