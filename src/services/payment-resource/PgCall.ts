@@ -55,11 +55,13 @@ export const make = (sql: PgClient.PgClient, timeoutMillis: number) => {
     transaction: <A, E, R>(operation: string, self: Effect.Effect<A, E, R>) =>
       bounded(
         operation,
-        sql
-          .withTransaction(self)
-          .pipe(
-            Effect.retry({ ...retries, while: (error) => isSqlError(error) && (lostARace(error) || wasOutrun(error)) })
-          )
+        // A connection that breaks in a transaction breaks its ROLLBACK too, and `withTransaction` makes a defect of
+        // that. It is none: the server rolls back what nobody can commit any more.
+        Effect.catchDefect(sql.withTransaction(self), (defect): Effect.Effect<never, SqlError.SqlError> =>
+          isSqlError(defect) ? Effect.fail(defect) : Effect.die(defect)
+        ).pipe(
+          Effect.retry({ ...retries, while: (error) => isSqlError(error) && (lostARace(error) || wasOutrun(error)) })
+        )
       )
   }
 }
