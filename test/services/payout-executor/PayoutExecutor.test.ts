@@ -494,13 +494,14 @@ describe("the executor", () => {
         "w1 is about to post",
         Effect.sync(() => w1.mortal.isStopped)
       )
+      // As the process does it: no more polls, then wait for what is under way.
+      yield* Fiber.interrupt(running)
       const drained = yield* w1.run(w1.executor.drain)
       w1.mortal.resume()
       yield* passUntil(
         "it is drained",
         Effect.sync(() => drained.pollUnsafe() !== undefined)
       )
-      yield* Fiber.interrupt(running)
       assert.deepStrictEqual(yield* world.figures(payout.payoutId), paidOnce)
       assert.strictEqual((yield* world.ports.payments.readPayout(next.payoutId)).state, "PENDING")
       yield* w1.stop

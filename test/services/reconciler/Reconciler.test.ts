@@ -208,7 +208,7 @@ describe("the reconciler", () => {
         }
       )
       const found = events.filter((event) => event === "late_execution").length
-      yield* TestClock.adjust("12 hours")
+      yield* TestClock.adjust("2 hours")
       assert.strictEqual(events.filter((event) => event === "late_execution").length, found)
       assert.isAbove((yield* Metric.value(railEvidence.lateExecution)).count, before)
       const { executions, state } = yield* world.figures(payoutId)
