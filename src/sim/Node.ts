@@ -346,6 +346,7 @@ export class Process implements Scheduler.Scheduler, EventOwner {
   private readonly byPriority: boolean
   private laneCount = 0
   private root: Fiber.Fiber<unknown> | undefined
+  private stopping = false
   /** A task taken from the run queue is about to enter its fiber. */
   private entering = false
   /** Operations left in this slice. */
@@ -425,11 +426,16 @@ export class Process implements Scheduler.Scheduler, EventOwner {
     this.enqueue(() => {
       this.root = this.fork(Effect.suspend(() => program(this)))
       this.root.addObserver((exit) => this.node.ended(this, exit))
+      if (this.stopping) this.root.interruptUnsafe()
     })
   }
 
   interrupt(): void {
-    this.enqueue(() => this.root?.interruptUnsafe())
+    this.enqueue(() => {
+      // the signal may come before the program has begun
+      this.stopping = true
+      this.root?.interruptUnsafe()
+    })
   }
 
   /** The lane that would run next under `pct`. */

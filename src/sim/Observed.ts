@@ -97,8 +97,7 @@ export const lockApi = (api: LockApi["Service"], process: Process, recorder: Rec
         api.acquire(request),
         (grant) => {
           recorder.granted(process, grant.token)
-          // A repeat is told what remains, but the lease was granted once.
-          return { granted: grant.token, ttlMillis: request.ttlMillis ?? grant.ttlMillis }
+          return { granted: grant.token, ttlMillis: grant.ttlMillis }
         }
       ),
     renew: (request) =>
@@ -137,14 +136,22 @@ export const lockClient = (
   recorder: Recorder
 ): LockClient["Service"] => ({
   withLock: (key, options) => (use) =>
-    client.withLock(
-      key,
-      options
-    )((lock) =>
-      Effect.suspend(() => {
-        const section = recorder.enter(process, lock.key, lock.token)
-        return Effect.onExit(use(heldLock(lock, process, recorder)), () => Effect.sync(() => recorder.leave(section)))
-      })
+    Effect.onExit(
+      client.withLock(
+        key,
+        options
+      )((lock) =>
+        Effect.suspend(() => {
+          const section = recorder.enter(process, lock.key, lock.token)
+          return Effect.onExit(use(heldLock(lock, process, recorder)), () => Effect.sync(() => recorder.leave(section)))
+        })
+      ),
+      (exit) => {
+        const tag = failureTag(exit)
+        if (tag === "LockUnavailable") recorder.marks.hit("no grant while the service was away")
+        if (tag === "LockLost") recorder.marks.hit("told LOCK_LOST")
+        return Effect.void
+      }
     ),
   acquire: client.acquire
 })

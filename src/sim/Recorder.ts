@@ -153,10 +153,12 @@ export class Recorder {
   /** The rail has received a payment. The intent must be on record by now. */
   railReceived(clientReference: string): void {
     this.arrivals.push({ at: this.world.now, clientReference })
-    const known = this.paydb!.submissions.some(
-      (sent) => sent.outcome !== "VOIDED" && this.paydb!.payouts.get(sent.payoutId)?.clientReference === clientReference
+    const { payouts, submissions } = this.paydb!
+    const known = submissions.find(
+      (sent) => sent.outcome !== "VOIDED" && payouts.get(sent.payoutId)?.clientReference === clientReference
     )
-    if (!known) this.find("INTENT-FIRST", clientReference, "the rail was called before the intent was on record")
+    if (known !== undefined && known.outcome !== "INTENT") this.marks.hit("a payment arrived late")
+    if (known === undefined) this.find("INTENT-FIRST", clientReference, "the rail was called before the intent was on record")
   }
 
   // ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import type { History } from "../core/History.ts"
 import { build, type Cluster, type ClusterOptions } from "./Cluster.ts"
 import { apply, heal } from "./FaultPlan.ts"
 import { judge, type Judged, leakMillis, type Verdict } from "./Judge.ts"
+import { crashPoints, scenarioOf } from "./Scenario.ts"
 import { boundMillis, faultPhaseMillis, lateMillisMax, type RunSpec } from "./RunSpec.ts"
 
 export interface Outcome {
@@ -55,6 +56,9 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
   const { network, recorder, servers, workers, world } = cluster
   for (const node of servers) node.start()
   for (const node of workers) node.start()
+  const scenario = scenarioOf(spec.scenario)
+  scenario.prepare?.(cluster)
+  const visitors = world.nodes.filter((node) => !node.daemon && !workers.includes(node))
   const { hits } = apply(spec.faults, network)
 
   const terminal = (): boolean => {
@@ -62,12 +66,18 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
     return true
   }
   /** Terminal, and nobody is still about to do something: a stopped worker has yet to wake up. */
-  const done = (): boolean => terminal() && !recorder.busy && world.nodes.every((node) => !node.paused)
+  const done = (): boolean =>
+    terminal() &&
+    !recorder.busy &&
+    world.nodes.every((node) => !node.paused) &&
+    visitors.every((node) => !node.hanging) &&
+    (scenario.goal?.(cluster) ?? true)
   const runUntil = (time: number, condition: () => boolean): boolean => {
     if (condition()) return true
     let met = false
     const look = (): void => {
       if (met) return
+      watchOutage(cluster)
       if (condition()) {
         met = true
         world.stop()
@@ -107,14 +117,15 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
   const history = cluster.history(isTerminal)
   const lockHistory = options.lockHistory ?? (spec.seed & 7) === 0
   const { lockCheckers, verdicts } = judge(cluster, history, { terminal: isTerminal, lockHistory })
-  spec.faults.forEach((fault, index) => recorder.marks.hit(`fault ${fault.kind}`, hits[index] ?? 0))
+  markFaults(cluster, hits)
+  markHistory(cluster, history)
   return {
     cluster,
     history,
     lockOps: recorder.lockOps,
     outcome: {
       spec,
-      verdicts,
+      verdicts: verdicts.filter((verdict) => scenario.pardons?.(verdict, cluster) !== true),
       lockCheckers,
       hash: world.trace.hash,
       scheduleHash: world.trace.scheduleHash,
@@ -130,5 +141,43 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
         })
         .join(", ")
     }
+  }
+}
+
+const watchOutage = ({ recorder }: Cluster): void => {
+  if (recorder.lockdb?.process === undefined && recorder.oracle.held(recorder.lockTime()).length > 0) {
+    recorder.marks.hit("lock backend was down while a lock was held")
+  }
+}
+
+const markFaults = ({ recorder, spec }: Cluster, hits: ReadonlyArray<number>): void => {
+  spec.faults.forEach((fault, index) => {
+    const times = hits[index] ?? 0
+    if (times === 0) return
+    recorder.marks.hit(`fault ${fault.kind}`, times)
+    if (fault.kind !== "kill" || fault.when.at !== "point") return
+    const { name } = fault.when
+    for (const [number, node, point] of crashPoints) {
+      if (fault.node === node && name === point) recorder.marks.hit(`crash point ${number}`)
+    }
+  })
+}
+
+const markHistory = ({ paydb, recorder: { marks } }: Cluster, history: History): void => {
+  for (const { state } of history.payouts) {
+    if (state === "POSTED") marks.hit("posted")
+    if (state === "FAILED") marks.hit("failed")
+  }
+  for (const { from, to } of history.transitions) {
+    if (from === "CLAIMED" && to === "CLAIMED") marks.hit("recovered a claimed payout")
+    if (to === "RAIL_AMBIGUOUS") marks.hit("became ambiguous")
+    if (from === "RAIL_AMBIGUOUS") marks.hit("resolved by the reconciler")
+  }
+  for (const { outcome } of history.submissions) {
+    if (outcome === "DECLINED") marks.hit("the rail declined")
+    if (outcome === "TIMEOUT") marks.hit("the rail was silent")
+  }
+  for (const { payoutId, result } of paydb.lookups) {
+    if (result === "EXECUTED" && paydb.payouts.get(payoutId)?.state === "FAILED") marks.hit("a late execution was found")
   }
 }
