@@ -16,6 +16,7 @@ import { Draining, Readiness } from "../platform/Management.ts"
 import * as Migrations from "../platform/Migrations.ts"
 import { configProblem, ServiceConfig, type TlsFiles } from "../platform/ServiceConfig.ts"
 import * as AdminHandlers from "./AdminHandlers.ts"
+import * as EtcdBackend from "./EtcdBackend.ts"
 import * as LockHandlers from "./LockHandlers.ts"
 import * as LockService from "./LockService.ts"
 import * as PgLockStore from "./PgLockStore.ts"
@@ -68,8 +69,11 @@ const migrate = (url: Redacted.Redacted) => {
 const backend = Layer.unwrap(
   Effect.gen(function* () {
     const { lock } = yield* ServiceConfig
-    if (lock.backend === "pg") return pg
-    return yield* configProblem("lock.backend", lock.backend, "pg")
+    const etcd = EtcdBackend.layer
+    // Widened by hand: `unwrap` wants one type.
+    const chosen: Layer.Layer<LockStore, Layer.Error<typeof pg> | Layer.Error<typeof etcd>, ServiceConfig> =
+      lock.backend === "pg" ? pg : etcd
+    return chosen
   })
 )
 

@@ -71,7 +71,10 @@ export interface ServiceConfigValues {
     readonly backend: "pg" | "etcd"
     readonly pg: PgEndpoint
     readonly etcd: {
-      readonly endpoints: ReadonlyArray<string>
+      /** Absent: see `EtcdBackend.ts`. */
+      readonly endpoints: ReadonlyArray<string> | undefined
+      /** Use an etcd older than 3.5 all the same. */
+      readonly allowOld: boolean
       readonly username: string | undefined
       readonly password: Redacted.Redacted | undefined
       readonly tls: TlsFiles
@@ -290,7 +293,8 @@ export const load = Effect.fnUntraced(function* (service: ServiceName, options: 
       backend: yield* withDefault("lock.backend", oneOf("pg", "etcd"), "pg"),
       pg: yield* pg("lock.pg"),
       etcd: {
-        endpoints: yield* withDefault("lock.etcd.endpoints", endpoints, ["http://127.0.0.1:2379"]),
+        endpoints: yield* read("lock.etcd.endpoints", endpoints),
+        allowOld: yield* withDefault("lock.etcd.allow-old", switchKind, false),
         username: yield* read("lock.etcd.username", text),
         password: yield* read("lock.etcd.password", secretText),
         tls: yield* tls("lock.etcd")
