@@ -240,6 +240,8 @@ const send = (baseUrl: string, { body, headers, method, path }: Sent, answerMill
       response.on("error", (error) => resume(Effect.fail(error)))
     })
     for (const [name, value] of headers) request.appendHeader(name, value)
+    // By itself Node announces no body for GET and HEAD, and it would arrive as a request of its own.
+    if (body !== undefined) request.setHeader("content-length", Buffer.byteLength(body))
     request.setTimeout(answerMillis, () => request.destroy(new Error(`no answer within ${answerMillis} ms`)))
     request.on("error", (error) => resume(Effect.fail(error)))
     request.end(body)
@@ -306,7 +308,11 @@ export const check = <Id extends string, Groups extends HttpApiGroup.Constraint>
         })
       )
   )
-  const parameters = { numRuns: options.runs ?? 300, ...(options.seed === undefined ? {} : { seed: options.seed }) }
+  const parameters = {
+    numRuns: options.runs ?? 300,
+    includeErrorInReport: true,
+    ...(options.seed === undefined ? {} : { seed: options.seed })
+  }
   return Effect.as(
     Effect.promise(() => fc.assert(property, parameters)),
     statuses

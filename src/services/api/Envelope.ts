@@ -31,8 +31,11 @@ import {
 } from "./ApiError.ts"
 import { requestTraceId } from "./RequestErrors.ts"
 
-/** Node's own limit of a path parameter is 100 characters; a longer key must be told what is wrong, not 404. */
-export const routerConfig = { maxParamLength: 4096 }
+/**
+ * The router's own limit of a path parameter is 100 characters; a longer key must be told what is wrong, not 404. And a
+ * path is taken as it is: with an empty id, `/v1/payouts/` is not the list of all payouts.
+ */
+export const routerConfig = { maxParamLength: 4096, ignoreTrailingSlash: false, ignoreDuplicateSlashes: false }
 
 const encoders = new Map<WireTag, (failure: WireError) => Effect.Effect<unknown, Schema.SchemaError>>()
 

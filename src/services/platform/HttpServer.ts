@@ -242,8 +242,10 @@ const makeNodeServer = Effect.gen(function* () {
 
   server.on("request", (request: Http.IncomingMessage, response: Http.ServerResponse) => {
     responding.set(request.socket, response)
-    // An answer given before the request was read to its end stays the last word on this connection.
-    response.once("finish", () => (request.complete ? responding.delete(request.socket) : undefined))
+    // An answer that ends the connection, or came before the request was read, stays the last word on it.
+    response.once("finish", () => {
+      if (request.complete && response.shouldKeepAlive) responding.delete(request.socket)
+    })
   })
   server.on("clientError", (error: NodeJS.ErrnoException, socket: Duplex) => {
     if (error.code === "ECONNRESET") return void socket.destroy()

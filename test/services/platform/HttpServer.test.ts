@@ -151,6 +151,8 @@ describe("a surface", () => {
       assert.deepStrictEqual(statusAndCode(yield* send(url, "GET", "/nope")), [404, "ROUTE_NOT_FOUND"])
       assert.deepStrictEqual(statusAndCode(yield* send(url, "GET", "/v1/%ZZ")), [404, "ROUTE_NOT_FOUND"])
       assert.deepStrictEqual(statusAndCode(yield* send(url, "GET", "/")), [404, "ROUTE_NOT_FOUND"])
+      assert.deepStrictEqual(statusAndCode(yield* send(url, "GET", "/v1/things/")), [404, "ROUTE_NOT_FOUND"])
+      assert.deepStrictEqual(statusAndCode(yield* send(url, "GET", "//v1/things")), [404, "ROUTE_NOT_FOUND"])
       assert.deepStrictEqual(statusAndCode(yield* send(managementUrl, "GET", renew)), [404, "ROUTE_NOT_FOUND"])
       for (const method of ["GET", "PUT", "PATCH", "DELETE", "OPTIONS"]) {
         const answer = yield* send(url, method, renew, write)
@@ -225,6 +227,9 @@ describe("a surface", () => {
         const answer = rawAnswer(yield* raw(port, bytes))
         assert.deepStrictEqual(statusAndCode(answer), [status, code], bytes.slice(0, 60))
       }
+      // After an answer that closes the connection nothing more is said on it.
+      const twice = yield* raw(port, "GET /nope HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n{}GARBAGE\r\n\r\n")
+      assert.deepStrictEqual(statusAndCode(rawAnswer(twice)), [404, "ROUTE_NOT_FOUND"])
       const upgrade = { connection: "Upgrade", upgrade: "websocket" }
       assert.deepStrictEqual(statusAndCode(yield* send(url, "GET", "/nope", upgrade)), [404, "ROUTE_NOT_FOUND"])
       assert.strictEqual((yield* send(url, "GET", "/v1/things")).status, 200)
