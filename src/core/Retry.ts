@@ -17,7 +17,7 @@ export type RetrySafeTag<E> = E extends RetrySafe ? E["_tag"] : never
 
 /** The pause before try `attempt + 1` (`attempt` from 1): uniform in 0 .. min(cap, base * 2^(attempt - 1)), in ms. */
 export const pauseMillis = (settings: RetrySettings, attempt: number): Effect.Effect<number> =>
-  Random.nextIntBetween(0, Math.min(settings.capMillis, settings.baseMillis * 2 ** (attempt - 1)) + 1)
+  Random.nextIntBetween(0, Math.min(settings.capMillis, settings.baseMillis * 2 ** (attempt - 1)))
 
 /** The same, for who has the failure in hand: there is no pause before repeating what must not be repeated. */
 export const pauseAfter = (_failure: RetrySafe, settings: RetrySettings, attempt: number): Effect.Effect<number> =>

@@ -6,7 +6,7 @@ import { Context, Effect, Random } from "effect"
 
 export const TraceId = Context.Reference<string | undefined>("dlock/core/TraceId", { defaultValue: () => undefined })
 
-const half = Effect.map(Random.nextIntBetween(0, 0x1_0000_0000_0000), (n) => n.toString(16).padStart(12, "0"))
+const half = Effect.map(Random.nextIntBetween(0, 0xffff_ffff_ffff), (n) => n.toString(16).padStart(12, "0"))
 
 /** Never all zeros, which W3C trace context calls invalid: the first eight digits are fixed. */
 export const randomTraceId: Effect.Effect<string> = Effect.map(Effect.all([half, half]), ([a, b]) => `d10c0000${a}${b}`)

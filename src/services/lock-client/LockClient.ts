@@ -53,7 +53,7 @@ export class LockClient extends Context.Service<
   }
 >()("dlock/services/lock-client/LockClient") {}
 
-const bits48 = Random.nextIntBetween(0, 0x1_0000_0000_0000)
+const bits48 = Random.nextIntBetween(0, 0xffff_ffff_ffff)
 
 /** 96 random bits. */
 const newId: Effect.Effect<AcquireId> = Effect.map(Effect.all([bits48, bits48]), (halves) =>

@@ -1,5 +1,5 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Clock, Effect, Exit, Fiber, Random, Scope } from "effect"
+import { Clock, Effect, Exit, Fiber, Metric, Random, Scope } from "effect"
 import { TestClock } from "effect/testing"
 import { AcquireId, LockKey } from "../../../src/core/lock/Lock.ts"
 import { LockLost, NotLeader } from "../../../src/core/lock/LockErrors.ts"
@@ -637,6 +637,37 @@ describe("LockClient releases", () => {
       assert.strictEqual(info.holderOwnerId, w2)
       yield* direct.renew({ key, ownerId: w2, token: other.token })
     }).pipe(Effect.provide(network))
+  )
+})
+
+describe("LockClient counts", () => {
+  it.effect("heartbeats by their outcome and losses by their reason", () =>
+    Effect.gen(function* () {
+      const wire = yield* Wire
+      const direct = yield* Direct
+      const locks = yield* client()
+      const fiber = yield* Effect.forkChild(Effect.exit(locks.withLock(key)(() => Effect.never)))
+      yield* advance(2_500)
+      wire.script = ({ nth, op }) => (op === "heartbeat" && nth === 2 ? { lost: "answer" } : undefined)
+      yield* advance(4_000)
+      yield* direct.revoke({ key, operator: "ops", reason: "stuck since noon" })
+      yield* ended(fiber)
+      const counts = (name: string) =>
+        Effect.map(Metric.snapshot, (all) =>
+          Object.fromEntries(
+            all
+              .filter((metric) => metric.id === name)
+              .map(({ attributes, state }) => [
+                attributes?.["outcome"] ?? attributes?.["reason"],
+                "count" in state ? state.count : undefined
+              ])
+          )
+        )
+      const beats = yield* counts("lock_client_heartbeat_seconds")
+      assert.isAtLeast(Number(beats["ok"]), 2)
+      assert.strictEqual(Number(beats["error"]), 1)
+      assert.strictEqual(Number((yield* counts("lock_client_lost_total"))["revoked"]), 1)
+    }).pipe(Effect.provide(network), Effect.provideService(Metric.MetricRegistry, new Map()))
   )
 })
 
