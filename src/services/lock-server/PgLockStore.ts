@@ -6,8 +6,9 @@
  *   connection must not make a holder miss his renewal.
  * - Every call ends within the deadline. A write is never cancelled in flight (see `Pg.ts`): after the deadline its fate
  *   is unknown, and `BackendUnavailable` says so.
- * - Changes are notified after the commit, in batches, on a connection of their own. `NOTIFY` within the transaction
- *   would take a lock of the whole server for the time of the commit, that is of the fsync.
+ * - Changes are notified after the commit, in batches. `NOTIFY` within the transaction takes a lock of the whole server
+ *   for the time of the commit, that is of the fsync: with 16 writers 136..178 pairs of acquire and release a second
+ *   against 209..345, measured in turns.
  */
 import { Duration, Effect, Layer, Queue, type Redacted, Stream } from "effect"
 import type { SqlError } from "effect/sql"
