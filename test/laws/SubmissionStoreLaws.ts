@@ -512,10 +512,18 @@ const disagreeing: ReadonlyArray<Law> = [
     holds: Effect.gen(function* () {
       const store = yield* SubmissionStore
       const payout = yield* claimed(7)
-      assert.deepStrictEqual(yield* Effect.all([tagOf(intend(payout, 7)), tagOf(seal(payout, 7))]), [
-        "BackendUnavailable",
-        "BackendUnavailable"
-      ])
+      const { payoutId } = payout
+      const evidence = { payoutId, token: T(7), actor: ops, finding: "EXECUTED", reason: "statement line" } as const
+      assert.deepStrictEqual(
+        yield* Effect.all([
+          // Nor is anybody told that he is fenced out, by a fence that half stands.
+          tagOf(intend(payout, 6)),
+          tagOf(intend(payout, 7)),
+          tagOf(seal(payout, 7)),
+          tagOf(store.recordEvidence(evidence))
+        ]),
+        ["BackendUnavailable", "BackendUnavailable", "BackendUnavailable", "BackendUnavailable"]
+      )
       assert.strictEqual(yield* tagOf(store.read(payout.payoutId)), "PayoutNotFound")
       assert.strictEqual(yield* stepOf(payout), "SUBMIT")
     })
