@@ -10,6 +10,7 @@ import { HttpApi, type HttpApiGroup } from "effect/http-api"
 import * as fc from "fast-check"
 import * as Http from "node:http"
 import { wire, type WireTag } from "../../src/services/api/ApiError.ts"
+import { pathTable, routesOf } from "../../src/services/api/Envelope.ts"
 
 export interface SurfaceOptions<Id extends string, Groups extends HttpApiGroup.Constraint> {
   readonly api: HttpApi.HttpApi<Id, Groups>
@@ -39,7 +40,6 @@ interface Sent {
   readonly path: string
   readonly headers: ReadonlyArray<readonly [string, string]>
   readonly body: string | undefined
-  readonly endpoint: Endpoint | undefined
 }
 
 interface Answer {
@@ -202,21 +202,18 @@ const requests = (
             ...headers,
             ...(body === undefined || contentType === "" ? [] : [["content-type", contentType] as const])
           ],
-          body,
-          endpoint
+          body
         }
       })
   )
-  const anywhere = fc
-    .record({
-      method: fc.constantFrom("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE"),
-      path: fc
-        .array(word, { maxLength: 5 })
-        .map((segments) => `/${segments.map((one) => encode(String(one))).join("/")}`),
-      headers: someHeaders,
-      body: body(undefined)
-    })
-    .map((request): Sent => ({ ...request, endpoint: undefined }))
+  const anywhere = fc.record({
+    method: fc.constantFrom("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE"),
+    path: fc
+      .array(word, { maxLength: 5 })
+      .map((segments) => `/${segments.map((one) => encode(String(one))).join("/")}`),
+    headers: someHeaders,
+    body: body(undefined)
+  })
   return fc.oneof({ weight: 9, arbitrary: known }, { weight: 1, arbitrary: anywhere })
 }
 
@@ -265,7 +262,10 @@ const decodes = (schema: Schema.Top, value: unknown): boolean =>
   Schema.decodeUnknownExit(Schema.toCodecJson(schema) as unknown as Schema.Codec<unknown>)(value)._tag === "Success"
 
 /** What is wrong with an answer, in words; undefined when it is one that the surface documents. */
-export const problemOf = (sent: Pick<Sent, "endpoint" | "method">, answer: Answer): string | undefined => {
+export const problemOf = (
+  sent: { readonly method: string; readonly endpoint: Endpoint | undefined },
+  answer: Answer
+): string | undefined => {
   const { body, contentType, status } = answer
   if (status === 500) return "an internal error"
   const documented = sent.endpoint?.answers.get(status) ?? []
@@ -294,13 +294,20 @@ export const check = <Id extends string, Groups extends HttpApiGroup.Constraint>
   options: SurfaceOptions<Id, Groups>
 ): Effect.Effect<ReadonlyMap<number, number>> => {
   const statuses = new Map<number, number>()
-  const endpoints = endpointsOf(options.api).filter(({ path }) => options.except?.includes(path) !== true)
+  const all = endpointsOf(options.api)
+  const endpoints = all.filter(({ path }) => options.except?.includes(path) !== true)
+  const pathOf = pathTable(routesOf(options.api))
+  /** The endpoint that a request reaches, which need not be the one that it was made for. */
+  const reached = ({ method, path }: Sent) => {
+    const known = pathOf(path)?.path
+    return all.find((one) => one.path === known && one.method === (method === "HEAD" ? "GET" : method))
+  }
   const property = fc.asyncProperty(
     requests(endpoints, { vocabulary: options.vocabulary ?? [], headers: options.headers ?? [] }),
     (sent) =>
       Effect.runPromise(
         Effect.map(send(options.baseUrl, sent, options.answerMillis ?? 5_000), (answer) => {
-          const problem = problemOf(sent, answer)
+          const problem = problemOf({ method: sent.method, endpoint: reached(sent) }, answer)
           statuses.set(answer.status, (statuses.get(answer.status) ?? 0) + 1)
           if (problem !== undefined) {
             throw new Error(`${problem}\n${sent.method} ${sent.path}\n${answer.status} ${answer.body.slice(0, 500)}`)
