@@ -28,7 +28,8 @@ import {
   type FailReason,
   type Payout,
   type PayoutId,
-  type PayoutState
+  type PayoutState,
+  type PayoutTransition
 } from "../core/payment/Payout.ts"
 import { invalidField, type ValidationFailed } from "../core/RequestFailures.ts"
 import { currentTraceId } from "../core/TraceId.ts"
@@ -385,7 +386,19 @@ export const make = Effect.gen(function* () {
     createAccount,
     readHistory: (payoutId) =>
       Effect.suspend(() => {
-        const rows = db.transitions.filter((one) => one.payoutId === payoutId)
+        const rows = db.transitions
+          .filter((one) => one.payoutId === payoutId)
+          .map(({ actor, at, evidence, fenceSeen, from, reason, to, token, traceId }): PayoutTransition => ({
+            from,
+            to,
+            actor,
+            token,
+            fenceSeen,
+            evidence,
+            reason,
+            traceId,
+            at
+          }))
         return rows.length === 0 ? Effect.fail(new PayoutNotFound({ payoutId })) : Effect.succeed(rows)
       }),
     backlog,

@@ -73,7 +73,7 @@ export const make = Effect.gen(function* () {
         )
         yield* reached(`payment.${op}.after`)
         return yield* moved(written, request)
-      }).pipe(Effect.withSpan(`PaymentService.${op}`))
+      })
 
   return PaymentResource.of({
     listPayouts: store.listPayouts,
