@@ -640,6 +640,23 @@ describe("LockClient releases", () => {
   )
 })
 
+describe("a HeldLock that was kept beyond its scope", () => {
+  it.effect("is lost with the reason released, and tells nobody", () =>
+    Effect.gen(function* () {
+      const wire = yield* Wire
+      const locks = yield* client()
+      let told = 0
+      const kept = yield* locks.withLock(key, { onLockLost: () => Effect.sync(() => void told++) })(Effect.succeed)
+      assert.strictEqual((yield* Effect.flip(kept.checkStillHeld)).reason, "released")
+      assert.strictEqual((yield* kept.lost).reason, "released")
+      assert.strictEqual((yield* Effect.flip(kept.renew))._tag, "LockLost")
+      yield* advance(20_000)
+      assert.strictEqual(told, 0)
+      assert.strictEqual(count(wire, "renew"), 0)
+    }).pipe(Effect.provide(network))
+  )
+})
+
 describe("LockClient counts", () => {
   it.effect("heartbeats by their outcome and losses by their reason", () =>
     Effect.gen(function* () {
