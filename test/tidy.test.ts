@@ -70,7 +70,7 @@ const table: ReadonlyArray<Row> = [
   { file: "src/harness/*", may: [...outside, "testcontainers", "typescript/**", "src/services/**", "src/sim/*"] },
   {
     file: "src/main.ts",
-    may: ["effect", "effect/*", "@effect/**", "src/services/platform/*"],
+    may: ["effect", "effect/*", "@effect/**", "src/services/platform/*", "src/harness/SimCommand.ts"],
     lazily: ["src/services/**", "src/harness/*", "src/sim/*"]
   },
   { file: "test/**", may: ["**"] }
@@ -130,10 +130,7 @@ const textProblems = (file: string, text: string): ReadonlyArray<string> => {
 }
 
 /** Allowed to be longer than 500 lines, and why. */
-const longer: Readonly<Record<string, number>> = {
-  // One recipe, of which each step is there because the others are.
-  "src/services/platform/EmbeddedPostgres.ts": 600
-}
+const longer: Readonly<Record<string, number>> = {}
 
 describe("the rules", () => {
   const planted: ReadonlyArray<readonly [file: string, text: string, problem: string]> = [

@@ -6,6 +6,7 @@ import { Effect, Redacted, Schedule, type Scope } from "effect"
 import * as fs from "node:fs"
 import * as path from "node:path"
 import * as EmbeddedPostgres from "./EmbeddedPostgres.ts"
+import type { EmbeddedPostgresError } from "./PostgresBinaries.ts"
 import { ensureDatabase, type MigrationError } from "./Migrations.ts"
 import { type ConfigProblem, configProblem, type PgEndpoint, ServiceConfig } from "./ServiceConfig.ts"
 
@@ -19,7 +20,7 @@ export const database = Effect.fnUntraced(function* (
   endpoint: PgEndpoint
 ): Effect.fn.Return<
   Redacted.Redacted,
-  ConfigProblem | EmbeddedPostgres.EmbeddedPostgresError | MigrationError,
+  ConfigProblem | EmbeddedPostgresError | MigrationError,
   ServiceConfig | Scope.Scope
 > {
   const { env } = yield* ServiceConfig
@@ -43,7 +44,7 @@ export const database = Effect.fnUntraced(function* (
 type UrlOf = (database: string) => Redacted.Redacted
 
 /** Two services of one database (payment-resource, rail-proxy) may start at once: the slower one uses the faster's. */
-const start = (directory: string): Effect.Effect<UrlOf, EmbeddedPostgres.EmbeddedPostgresError, Scope.Scope> =>
+const start = (directory: string): Effect.Effect<UrlOf, EmbeddedPostgresError, Scope.Scope> =>
   EmbeddedPostgres.start({ storage: { kind: "persistent", directory } }).pipe(
     Effect.map((server): UrlOf => server.url),
     Effect.catch((error) =>
