@@ -33,7 +33,7 @@ import type { Node, Process, Program } from "./Node.ts"
 import { NodeClock } from "./NodeClock.ts"
 import * as Observed from "./Observed.ts"
 import { Recorder } from "./Recorder.ts"
-import { lockStoreAt, paymentStoreAt, submissionStoreAt } from "./RemoteStores.ts"
+import { commitNow, lockStoreAt, paymentStoreAt, submissionStoreAt } from "./RemoteStores.ts"
 import { finalityMillisOf, lateMillisMax, type RunSpec, settingsOf } from "./RunSpec.ts"
 import * as SimLockStore from "./SimLockStore.ts"
 import { type Endpoint, SimNetwork } from "./SimNetwork.ts"
@@ -337,26 +337,24 @@ const neverTwice = (network: SimNetwork, from: Node, to: Node): void => {
 /** The fixture: accounts with money, and payouts that nobody has begun. */
 const order = (spec: RunSpec, store: PaymentStore["Service"]): void => {
   const actor = OwnerId.make("orders")
+  const must = <A, E>(effect: Effect.Effect<A, E>): void => {
+    const exit = commitNow(effect)
+    if (exit._tag === "Failure") throw new Error(`the fixture can not be made: ${String(exit.cause)}`)
+  }
   for (let n = 1; n <= spec.accounts; n++) {
-    Effect.runSync(
-      store
-        .createAccount({ accountId: accountIdOf(n), currency: "EUR", openingBalanceMinor: openingMinor, actor })
-        .pipe(Effect.orDie)
-    )
+    must(store.createAccount({ accountId: accountIdOf(n), currency: "EUR", openingBalanceMinor: openingMinor, actor }))
   }
   for (let n = 1; n <= spec.payouts; n++) {
-    Effect.runSync(
-      store
-        .createPayout({
-          idempotencyKey: AcquireId.make(`order-${n}`),
-          actor,
-          payoutId: payoutIdOf(n),
-          accountId: accountIdOf(((n - 1) % spec.accounts) + 1),
-          amountMinor,
-          currency: "EUR",
-          beneficiary: "NL00TEST0000000001"
-        })
-        .pipe(Effect.orDie)
+    must(
+      store.createPayout({
+        idempotencyKey: AcquireId.make(`order-${n}`),
+        actor,
+        payoutId: payoutIdOf(n),
+        accountId: accountIdOf(((n - 1) % spec.accounts) + 1),
+        amountMinor,
+        currency: "EUR",
+        beneficiary: "NL00TEST0000000001"
+      })
     )
   }
 }

@@ -22,6 +22,18 @@ export interface Finding {
   readonly at: number
 }
 
+/** Something worth telling a reader, on whose lane. Kept only when the run is to be read. */
+export interface Note {
+  /** Virtual microseconds. */
+  readonly at: number
+  readonly node: string
+  readonly kind: "grant" | "end" | "renew" | "fence" | "refused" | "pay" | "outcome" | "told" | "section" | "wrong"
+  readonly token: bigint | null
+  readonly text: string
+  /** Of a grant or a renewal: until when the lease lasts. */
+  readonly until?: number
+}
+
 /** A payment that has arrived at the rail: money moves here, whatever is answered. */
 export interface Arrival {
   readonly at: number
@@ -49,6 +61,10 @@ export class Recorder {
   readonly fences: Array<FenceEvent> = []
   readonly lockOps: Array<LockOp> = []
   readonly arrivals: Array<Arrival> = []
+  /** Undefined unless the run is to be read. */
+  readonly notes: Array<Note> | undefined
+  /** When the run was over and only what was on its way could still happen, in virtual microseconds. */
+  endedAt = Infinity
   /** Set by the cluster. */
   lockdb: Node | undefined
   paydb: SimPaydbState | undefined
@@ -63,10 +79,16 @@ export class Recorder {
 
   constructor(world: VirtualWorld) {
     this.world = world
+    this.notes = world.trace.events === undefined ? undefined : []
   }
 
   find(check: string, subject: string, detail: string): void {
     this.findings.push({ check, subject, detail, at: this.world.now })
+    this.note(subject, "wrong", null, `${check}: ${detail}`)
+  }
+
+  note(node: string, kind: Note["kind"], token: bigint | null, text: string, until?: number): void {
+    this.notes?.push({ at: this.world.now, node, kind, token, text, ...(until === undefined ? {} : { until }) })
   }
 
   // ---------------------------------------------------------------------------
@@ -97,8 +119,16 @@ export class Recorder {
     if (commit.op === "tryAcquire" || commit.op === "renew") {
       const grant = answer.value as { readonly token: bigint; readonly expiresAt: number }
       const rate = this.lockdb?.wallRate ?? 1
-      this.leaseEnds.set(grant.token, this.world.now + Math.round(((grant.expiresAt - now) * 1000) / rate))
+      const end = this.world.now + Math.round(((grant.expiresAt - now) * 1000) / rate)
+      this.leaseEnds.set(grant.token, end)
+      if ("ownerId" in commit) this.note(commit.ownerId, "renew", grant.token, `keeps token ${grant.token}`, end)
+      else if (commit.op === "tryAcquire") {
+        const { key, ownerId } = commit.request
+        this.note(ownerId, "grant", grant.token, `gets the lock ${key} with token ${grant.token}`, end)
+      }
     }
+    if (commit.op === "release") this.note(commit.ownerId, "end", commit.token, `releases token ${commit.token}`)
+    if (commit.op === "revoke") this.note(commit.request.operator, "end", null, `revokes ${commit.request.key}`)
   }
 
   /** The lock store's clock now. */
@@ -136,6 +166,20 @@ export class Recorder {
     if (account === undefined) return
     const rowsChanged = this.rows() - before.rows + (this.fenceOf(point, account) === before.highest ? 0 : 1)
     const failure = Exit.isFailure(answer) ? failureTag(answer) : undefined
+    if (failure === "FencedOut") {
+      const fence = point === "rail" ? "rail-proxy" : "payment-resource"
+      this.note(fence, "refused", write.token, `FENCED OUT: ${op} under token ${write.token}, the fence is ahead`)
+    } else if (failure === undefined && rowsChanged > 0) {
+      const state = this.paydb!.payouts.get(write.payoutId)?.state ?? ""
+      this.note(
+        point === "rail" ? "rail-proxy" : "payment-resource",
+        "fence",
+        write.token,
+        point === "rail"
+          ? `the intent to pay is on record under token ${write.token} (${op})`
+          : `${op} under token ${write.token}: the payout is ${state}`
+      )
+    }
     if (failure === "FencedOut") this.marks.hit(`fenced out at ${point}`)
     if (failure === undefined ? rowsChanged === 0 : failure !== "FencedOut" && rowsChanged === 0) return
     this.fences.push({
@@ -153,6 +197,8 @@ export class Recorder {
   /** The rail has received a payment. The intent must be on record by now. */
   railReceived(clientReference: string): void {
     this.arrivals.push({ at: this.world.now, clientReference })
+    const times = this.arrivals.filter((one) => one.clientReference === clientReference).length
+    this.note("rail", "pay", null, times === 1 ? "is asked to pay" : `is asked to pay the same payout, time ${times}`)
     const { payouts, submissions } = this.paydb!
     const known = submissions.find(
       (sent) => sent.outcome !== "VOIDED" && payouts.get(sent.payoutId)?.clientReference === clientReference
@@ -210,6 +256,7 @@ export class Recorder {
   }
 
   tell(process: Process, token: bigint, what: Told["what"]): void {
+    this.note(process.node.name, "told", token, `is told ${what} for token ${token}`)
     this.marks.hit(what === "FENCED_OUT" ? "told FENCED_OUT" : "told LOCK_LOST")
     if (!this.stale.has(process.node.name)) this.told.push({ process, token, what })
   }

@@ -4,13 +4,14 @@
  *
  * Every commit is told to the recorder in commit order.
  */
-import { Effect, type Exit, Stream } from "effect"
+import { Context, Effect, type Exit, Stream } from "effect"
 import type { LockStore } from "../core/lock/LockStore.ts"
 import { type BackendUnavailable, backendUnavailable } from "../core/lock/LockErrors.ts"
 import { RailAmbiguous } from "../core/payment/PaymentErrors.ts"
 import type { ProtectedWrite } from "../core/payment/PaymentResource.ts"
 import type { PaymentStore } from "../core/payment/PaymentStore.ts"
 import type { SubmissionStore } from "../core/rail/SubmissionStore.ts"
+import { TraceId } from "../core/TraceId.ts"
 import type { Node, Process } from "./Node.ts"
 import type { LockCommit } from "./Oracle.ts"
 import type { Recorder } from "./Recorder.ts"
@@ -23,6 +24,14 @@ export interface Connection {
   readonly database: Node
   readonly timeoutMillis: number
 }
+
+/**
+ * What a store finds around itself while it commits. It draws nothing and no request has a trace, so that the same commit
+ * has the same effect in every run.
+ */
+const inStore: Context.Context<never> = Context.make(TraceId, "0".repeat(32))
+
+export const commitNow: <A, E>(effect: Effect.Effect<A, E>) => Exit.Exit<A, E> = Effect.runSyncExitWith(inStore)
 
 const transact = <A, E>(
   { database, network, process, timeoutMillis }: Connection,
@@ -51,12 +60,12 @@ export const lockStoreAt = (
     <A, E>(what: LockCommit, effect: Effect.Effect<A, E>) =>
     (): Exit.Exit<A, E> => {
       const now = recorder.lockTime()
-      const answer = Effect.runSyncExit(effect)
+      const answer = commitNow(effect)
       recorder.lockCommit(what, answer, now)
       return answer
     }
   const read = <A, E>(operation: string, effect: Effect.Effect<A, E>) =>
-    ask(connection, operation, () => Effect.runSyncExit(effect))
+    ask(connection, operation, () => commitNow(effect))
   return {
     openSession: (request) =>
       ask(connection, "openSession", commit({ op: "openSession", request }, store.openSession(request))),
@@ -104,7 +113,7 @@ export const paymentStoreAt = (
   recorder: Recorder
 ): PaymentStore["Service"] => {
   const read = <A, E>(operation: string, effect: Effect.Effect<A, E>) =>
-    ask(connection, operation, () => Effect.runSyncExit(effect))
+    ask(connection, operation, () => commitNow(effect))
   const write =
     <Request extends ProtectedWrite, A, E>(operation: string, run: (request: Request) => Effect.Effect<A, E>) =>
     (request: Request) =>
@@ -134,7 +143,7 @@ export const submissionStoreAt = (
   recorder: Recorder
 ): SubmissionStore["Service"] => {
   const read = <A, E>(operation: string, effect: Effect.Effect<A, E>) =>
-    ask(connection, operation, () => Effect.runSyncExit(effect))
+    ask(connection, operation, () => commitNow(effect))
   return {
     recordIntent: (request) =>
       Effect.catchTag(
@@ -173,7 +182,7 @@ const fencedCommit = <A, E>(
 ): Exit.Exit<A, E> => {
   const account = recorder.paydb?.payouts.get(request.payoutId)?.accountId
   const before = { rows: recorder.rows(), highest: account === undefined ? 0n : recorder.fenceOf(point, account) }
-  const answer = Effect.runSyncExit(effect)
+  const answer = commitNow(effect)
   recorder.fenced(point, op, request, answer, before)
   return answer
 }

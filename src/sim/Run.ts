@@ -107,6 +107,7 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
 
   for (const node of workers) node.stop()
   runUntil(world.now + micros(60_000), () => workers.every((node) => !node.hanging))
+  recorder.endedAt = world.now
   for (const node of servers) if (node.name !== "rail-proxy") node.kill()
   const late = Math.max(
     spec.latePerMille + spec.duplicatePerMille > 0 ? lateMillisMax(spec) : 0,

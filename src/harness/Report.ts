@@ -1,0 +1,2 @@
+import type { Ran } from "../sim/Run.ts"
+export const timeline = (_runs: ReadonlyArray<Ran>): string => ""
