@@ -32,7 +32,10 @@ export const start = Effect.fnUntraced(function* (
 ): Effect.fn.Return<EtcdCluster, EmbeddedEtcd.EmbeddedEtcdError, Scope.Scope> {
   const names = Array.from({ length: options.size ?? 3 }, (_, i) => `etcd-${i + 1}`)
   yield* EmbeddedEtcd.install
-  const ports = yield* Effect.forEach(names, () => EmbeddedEtcd.freePorts)
+  const ports = yield* Effect.forEach(names, () => EmbeddedEtcd.freePorts).pipe(
+    // Each was free, but two may have drawn the same one.
+    Effect.repeat({ until: (all) => new Set(all.flatMap((one) => Object.values(one))).size === 3 * all.length })
+  )
   const token = yield* Random.nextIntBetween(0, Number.MAX_SAFE_INTEGER)
   const cluster = names.map((name, i) => `${name}=http://127.0.0.1:${ports[i]?.peer}`).join(",")
   const members = yield* Effect.forEach(
