@@ -10,8 +10,9 @@
  *   for the time of the commit, that is of the fsync: with 16 writers 136..178 pairs of acquire and release a second
  *   against 209..345, measured in turns.
  */
-import { Duration, Effect, Layer, Queue, type Redacted, Stream } from "effect"
+import { Effect, Layer, Queue, type Redacted, Stream } from "effect"
 import type { SqlError } from "effect/sql"
+import { boundedBy } from "../../core/Bound.ts"
 import type { AcquireId, FencingToken, LockGrant, LockKey, OwnerId, Session, SessionId } from "../../core/lock/Lock.ts"
 import {
   type BackendError,
@@ -56,14 +57,13 @@ const NOTIFY_LIMIT = 10_000
 
 const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
   const { timeoutMillis } = options
-  const timeout = Duration.millis(timeoutMillis)
   const pgOptions = (maxConnections: number): Pg.PgOptions => ({
     url: options.url,
     ...(options.tls === undefined ? {} : { tls: options.tls }),
     applicationName: options.applicationName ?? "lock-server",
     maxConnections,
-    connectTimeout: timeout,
-    answerTimeout: timeout,
+    connectTimeout: timeoutMillis,
+    answerTimeout: timeoutMillis,
     parameters: {
       role: ROLE,
       // An asynchronous commit is answered before it is durable, and its token would be handed out again after a crash.
@@ -83,7 +83,7 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
     <A>(effect: Effect.Effect<A, SqlError.SqlError>): Effect.Effect<A, BackendError> =>
       effect.pipe(
         Effect.catchTag("SqlError", failWith(operation)),
-        Pg.deadline(timeout, () => backendUnavailable(operation, `no answer within ${timeoutMillis} ms`))
+        boundedBy(timeoutMillis, () => backendUnavailable(operation, `no answer within ${timeoutMillis} ms`))
       )
 
   /** The one row of a call. */

@@ -5,6 +5,7 @@
 import type { PgClient } from "@effect/sql-pg"
 import { Effect, Schedule } from "effect"
 import { SqlError } from "effect/sql"
+import { boundedBy } from "../../core/Bound.ts"
 import { type BackendUnavailable, backendUnavailable } from "../../core/lock/LockErrors.ts"
 import * as Pg from "../platform/Pg.ts"
 
@@ -46,7 +47,7 @@ export const make = (sql: PgClient.PgClient, timeoutMillis: number) => {
     Effect.catch(self, (error): Effect.Effect<never, Exclude<E, SqlError.SqlError> | BackendUnavailable> =>
       // The test does not narrow a type parameter.
       isSqlError(error) ? outage(operation)(error) : Effect.fail(error as Exclude<E, SqlError.SqlError>)
-    ).pipe(Pg.deadline(timeoutMillis, () => backendUnavailable(operation, `no answer within ${timeoutMillis} ms`)))
+    ).pipe(boundedBy(timeoutMillis, () => backendUnavailable(operation, `no answer within ${timeoutMillis} ms`)))
 
   return {
     /** One statement, or several that need no common snapshot. */

@@ -1,6 +1,7 @@
 // @effect-diagnostics nodeBuiltinImport:off
 /**
- * PostgreSQL clients: pools whose statements are never cancelled, hard deadlines, and the meaning of failures.
+ * PostgreSQL clients: pools whose statements are never cancelled, and the meaning of failures. (`core/Bound.ts` bounds a
+ * caller's wait.)
  *
  * **No statement is cancelled in flight.** `@effect/sql-pg` answers the interruption of a running statement (and so
  * `Effect.timeout` around it) with a CancelRequest, 10 ms later. For a write that is not safe:
@@ -22,7 +23,7 @@
  *   the last check for interrupts and the commit still ends the wait for the standby. Pools that write leave it off.
  */
 import { PgClient } from "@effect/sql-pg"
-import { Duration, Effect, Fiber, type Layer, Redacted, Schedule, type Scope, Stream } from "effect"
+import { Duration, Effect, type Layer, Redacted, Schedule, type Scope, Stream } from "effect"
 import { Reactivity } from "effect/reactivity"
 import type { SqlClient, SqlError } from "effect/sql"
 import * as net from "node:net"
@@ -71,24 +72,6 @@ export const make = (options: PgOptions): Effect.Effect<PgClient.PgClient, SqlEr
 /** `make` as a layer, under both service names. */
 export const layer = (options: PgOptions): Layer.Layer<PgClient.PgClient | SqlClient.SqlClient, SqlError.SqlError> =>
   PgClient.layerFrom(make(options))
-
-/**
- * A hard upper bound on the time until the caller goes on, waiting for a pool connection included. Whether a write
- * that missed its deadline was applied is unknown.
- *
- * `Effect.timeout` is no such bound: it waits until the interruption is through, which takes 5 s on a frozen server
- * and longer while a COMMIT (not interruptible) is on its way. Here the loser is interrupted in the background.
- */
-export const deadline =
-  <E2>(duration: Duration.Input, orElse: () => E2) =>
-  <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | E2, R> =>
-    Effect.uninterruptibleMask((restore) =>
-      Effect.flatMap(Effect.forkDetach(restore(self)), (fiber) =>
-        restore(Fiber.join(fiber).pipe(Effect.timeoutOrElse({ duration, orElse: () => Effect.fail(orElse()) }))).pipe(
-          Effect.onExit(() => Effect.sync(() => fiber.interruptUnsafe()))
-        )
-      )
-    )
 
 /**
  * The payloads notified on a channel, over one dedicated connection that is opened again whenever it is lost. A hint

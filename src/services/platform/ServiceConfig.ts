@@ -9,7 +9,7 @@
  * Every problem is found in one go, and a process with one does not start: a setting silently replaced by its default
  * is how an experiment ends up measuring something else.
  */
-import { Config, ConfigProvider, Context, Effect, Layer, Metric, Option, Redacted, Schema } from "effect"
+import { Config, ConfigProvider, Context, Effect, Layer, Metric, Option, Random, Redacted, Schema } from "effect"
 import { readFileSync } from "node:fs"
 import { parseEnv } from "node:util"
 import type { FencingSwitches } from "../../core/Fencing.ts"
@@ -58,7 +58,10 @@ export interface PgEndpoint {
 
 export interface ServiceConfigValues {
   readonly service: ServiceName
-  /** Names this process in the log when several of a kind run; default the service's name. */
+  /**
+   * Names this process in logs and audits when several of a kind run. Default: the service's name and eight random hex
+   * digits, since two holders of locks under one owner id could not be told apart.
+   */
   readonly instance: string
   readonly env: "local" | "dev" | "production"
   readonly host: string
@@ -204,6 +207,8 @@ export const envName = (setting: string): string => setting.replace(/[.-]/g, "_"
 
 type Problem = ConfigProblem["problems"][number]
 
+const anyHex = Effect.map(Random.nextIntBetween(0, 0xffff_ffff), (n) => n.toString(16).padStart(8, "0"))
+
 export interface LoadOptions {
   /** `--config`: a JSON object or a `.env` file. */
   readonly file?: string | undefined
@@ -283,7 +288,7 @@ export const load = Effect.fnUntraced(function* (service: ServiceName, options: 
   }
   const values: ServiceConfigValues = {
     service,
-    instance: yield* withDefault("dlock.instance", identifier, service),
+    instance: yield* withDefault("dlock.instance", identifier, `${service}-${yield* anyHex}`, `${service}-<random>`),
     env: yield* withDefault("dlock.env", oneOf("local", "dev", "production"), "local"),
     host: yield* withDefault("http.host", host, "127.0.0.1"),
     port: yield* withDefault("http.port", port, services[service].port ?? 0),

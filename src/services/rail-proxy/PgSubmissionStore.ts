@@ -12,6 +12,7 @@
 import { PgClient } from "@effect/sql-pg"
 import { Effect, Layer } from "effect"
 import { SqlError } from "effect/sql"
+import { boundedBy } from "../../core/Bound.ts"
 import { FencingToken } from "../../core/lock/Lock.ts"
 import { type BackendUnavailable, backendUnavailable, FencedOut } from "../../core/lock/LockErrors.ts"
 import {
@@ -223,7 +224,7 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
         Effect.catchTag("SqlError", (error): Effect.Effect<never, RailAmbiguous | FencedOut | BackendUnavailable> =>
           committing && mayBeCommitted(error) ? Effect.fail(unknown()) : refusedAs("submit", request)(error)
         ),
-        Pg.deadline(Math.min(callTimeoutMillis, options.sendWindowMillis), (): RailAmbiguous | BackendUnavailable => {
+        boundedBy(Math.min(callTimeoutMillis, options.sendWindowMillis), (): RailAmbiguous | BackendUnavailable => {
           givenUp = true
           return committing ? unknown() : backendUnavailable("submit", "paydb did not answer in time")
         })
@@ -280,7 +281,7 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
           ? Effect.succeed(submissionOf(request.payoutId, row))
           : Effect.fail(new DuplicateSubmission({ payoutId: request.payoutId, outcome: row.outcome, token: row.token }))
       ),
-      Pg.deadline(callTimeoutMillis, () => backendUnavailable("void", "paydb did not answer in time"))
+      boundedBy(callTimeoutMillis, () => backendUnavailable("void", "paydb did not answer in time"))
     )
 
   const recordEvidence: SubmissionStore["Service"]["recordEvidence"] = (request) =>
@@ -299,7 +300,7 @@ export const make = Effect.fnUntraced(function* (options: PgSubmissionStoreOptio
     }).pipe(
       transaction,
       Effect.catchTag("SqlError", refusedAs("evidence", request)),
-      Pg.deadline(callTimeoutMillis, () => backendUnavailable("evidence", "paydb did not answer in time"))
+      boundedBy(callTimeoutMillis, () => backendUnavailable("evidence", "paydb did not answer in time"))
     )
 
   const beginLookup: SubmissionStore["Service"]["beginLookup"] = (payoutId) =>
@@ -391,7 +392,7 @@ const bounded =
           : // The guard takes SqlError out of the value; out of a type parameter only a cast can.
             Effect.fail(failure as Exclude<E, SqlError.SqlError>)
       ),
-      Pg.deadline(callTimeoutMillis, () => backendUnavailable(operation, "paydb did not answer in time"))
+      boundedBy(callTimeoutMillis, () => backendUnavailable(operation, "paydb did not answer in time"))
     )
 
 const mayBeCommitted = (error: SqlError.SqlError): boolean => {

@@ -7,6 +7,7 @@ import { spawnSync } from "node:child_process"
 import * as fs from "node:fs/promises"
 import * as os from "node:os"
 import * as path from "node:path"
+import { boundedBy } from "../../../src/core/Bound.ts"
 import * as EmbeddedPostgres from "../../../src/services/platform/EmbeddedPostgres.ts"
 import { migrate } from "../../../src/services/platform/Migrations.ts"
 import * as Pg from "../../../src/services/platform/Pg.ts"
@@ -43,7 +44,7 @@ layer(Notes, { excludeTestServices: true })("Pg", (it) => {
       const sql = yield* pool({ maxConnections: 1 })
       const gaveUp = yield* slowInsert(sql, "given up").pipe(
         Effect.as("answered"),
-        Pg.deadline("100 millis", () => "late"),
+        boundedBy(100, () => "late"),
         Effect.flip
       )
       assert.strictEqual(gaveUp, "late")
@@ -71,7 +72,7 @@ layer(Notes, { excludeTestServices: true })("Pg", (it) => {
       const sql = yield* pool({ maxConnections: 1 })
       yield* Effect.andThen(slowInsert(sql, "first"), slowInsert(sql, "second")).pipe(
         sql.withTransaction,
-        Pg.deadline("100 millis", () => "late"),
+        boundedBy(100, () => "late"),
         Effect.flip
       )
       // The pool has one connection: this waits until the transaction is over.
@@ -92,7 +93,7 @@ layer(Notes, { excludeTestServices: true })("Pg", (it) => {
       )
       const { millis } = yield* timed(
         sql`SELECT 1`.pipe(
-          Pg.deadline("200 millis", () => "late"),
+          boundedBy(200, () => "late"),
           Effect.flip
         )
       )
@@ -114,7 +115,7 @@ layer(Notes, { excludeTestServices: true })("Pg", (it) => {
       )
       const { millis } = yield* timed(
         sql`SELECT 1`.pipe(
-          Pg.deadline("100 millis", () => "late"),
+          boundedBy(100, () => "late"),
           Effect.flip
         )
       )
@@ -238,7 +239,7 @@ describe("Pg on a server of its own", () => {
       for (const write of [insert(sql), sql.withTransaction(insert(sql))]) {
         assert.strictEqual(
           yield* write.pipe(
-            Pg.deadline("200 millis", () => "late"),
+            boundedBy(200, () => "late"),
             Effect.flip
           ),
           "late"
@@ -338,7 +339,7 @@ describe("Pg on a server of its own", () => {
       assert.deepStrictEqual(yield* sql`SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()`, [{ ssl: true }])
       yield* sql`CREATE TABLE note (text text, size int)`
       yield* slowInsert(sql, "given up").pipe(
-        Pg.deadline("100 millis", () => "late"),
+        boundedBy(100, () => "late"),
         Effect.flip
       )
       yield* waitUntil("the write is committed", exists(sql, "given up"))
