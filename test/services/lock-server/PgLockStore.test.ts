@@ -350,6 +350,22 @@ describe("PgLockStore", () => {
       }).pipe(Effect.scoped)
     )
 
+    it.effect("grants no id again after its key was collected", () =>
+      Effect.gen(function* () {
+        const store = yield* LockStore
+        const sql = yield* pool
+        const key = freshKey()
+        const session = yield* open(w1)
+        const id = fresh("mine")
+        const grant = yield* acquire(session, key, LONG, id)
+        yield* store.release(key, w1, grant.token)
+        yield* sql`DELETE FROM lock.lock_grant WHERE lock_key = ${key}`
+        const lost = yield* Effect.flip(acquire(session, key, LONG, id))
+        assert.deepInclude(lost, { _tag: "LockLost", token: grant.token, reason: "released" })
+        assert.isTrue((yield* acquire(session, key)).token > grant.token)
+      }).pipe(Effect.scoped)
+    )
+
     it.effect("runs as a role that may call its operations and touch no table", () =>
       Effect.gen(function* () {
         const sql = yield* Effect.flatMap(TestDatabase, ({ pool }) => pool({ parameters: { role: PgLockStore.ROLE } }))

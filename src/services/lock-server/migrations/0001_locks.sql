@@ -49,8 +49,9 @@ CREATE TABLE lock.lock_grant (
   CHECK ((ended_at IS NULL) = (end_reason IS NULL))
 ) WITH (fillfactor = 70);
 
-CREATE INDEX lock_grant_session ON lock.lock_grant (session_id) WHERE ended_at IS NULL;
-CREATE INDEX lock_grant_ended_at ON lock.lock_grant (ended_at) WHERE ended_at IS NOT NULL;
+-- Not partial: a column in the predicate of an index makes every update of it touch all indexes, and this one changes
+-- with each grant and each release.
+CREATE INDEX lock_grant_session ON lock.lock_grant (session_id);
 
 -- Who got and lost which key under which token, and why. Never changed.
 CREATE TABLE lock.lock_event (
@@ -126,9 +127,12 @@ BEGIN
        OR (OLD.ended_at IS NOT NULL AND NEW.ended_at IS DISTINCT FROM OLD.ended_at) THEN
       RAISE EXCEPTION 'a grant of % would change without a new token', OLD.lock_key USING ERRCODE = 'DL001';
     END IF;
-  ELSIF NEW.fencing_token <= OLD.token_floor OR OLD.ended_at IS NULL THEN
-    RAISE EXCEPTION 'a grant of % under token % is not above % or the one before has not ended',
-      OLD.lock_key, NEW.fencing_token, OLD.token_floor USING ERRCODE = 'DL001';
+  ELSIF NEW.fencing_token <= OLD.token_floor THEN
+    RAISE EXCEPTION 'a grant of % under token % is not above %', OLD.lock_key, NEW.fencing_token, OLD.token_floor
+      USING ERRCODE = 'DL001';
+  ELSIF OLD.ended_at IS NULL AND OLD.expires_at > clock_timestamp()
+        AND EXISTS (SELECT FROM lock.lock_session s WHERE s.session_id = OLD.session_id AND s.closed_at IS NULL) THEN
+    RAISE EXCEPTION 'a grant of % while the one before lives', OLD.lock_key USING ERRCODE = 'DL001';
   END IF;
   RETURN NEW;
 END $$;
@@ -259,27 +263,33 @@ BEGIN
   RETURN CASE WHEN s.end_reason = 'closed' THEN s.closed_at ELSE s.expires_at END;
 END $$;
 
--- Writes the end of a grant whose row the caller has locked, and answers how long it was held (ms).
+-- Tells of the end of a grant whose row the caller has locked; answers when it ended.
+CREATE FUNCTION lock.tell_end(g lock.lock_grant, p_reason text, p_actor text, p_note text) RETURNS timestamptz
+LANGUAGE plpgsql SET search_path = lock, pg_temp AS $$
+DECLARE
+  now_ timestamptz := clock_timestamp();
+  ended timestamptz := CASE p_reason
+    WHEN 'expired' THEN g.expires_at
+    WHEN 'session' THEN greatest(g.granted_at, least(now_, session_end(g.session_id)))
+    ELSE now_ END;
+BEGIN
+  INSERT INTO lock_event (kind, lock_key, fencing_token, session_id, actor, reason, at)
+    VALUES (p_reason, g.lock_key, g.fencing_token, g.session_id, p_actor, p_note, now_);
+  IF p_reason IN ('expired', 'session') THEN
+    INSERT INTO lock_untold (lock_key, fencing_token, owner_id, held_ms, end_reason)
+      VALUES (g.lock_key, g.fencing_token, g.owner_id, greatest(0, ms(ended) - ms(g.granted_at)), p_reason);
+  END IF;
+  RETURN ended;
+END $$;
+
+-- Ends a grant whose row the caller has locked, and answers how long it was held (ms).
 CREATE FUNCTION lock.end_grant(g lock.lock_grant, p_reason text, p_actor text, p_note text) RETURNS bigint
 LANGUAGE plpgsql SET search_path = lock, pg_temp AS $$
 DECLARE
-  ended timestamptz := clock_timestamp();
-  held bigint;
+  ended timestamptz := tell_end(g, p_reason, p_actor, p_note);
 BEGIN
-  IF p_reason = 'expired' THEN
-    ended := g.expires_at;
-  ELSIF p_reason = 'session' THEN
-    ended := greatest(g.granted_at, least(ended, session_end(g.session_id)));
-  END IF;
-  held := greatest(0, ms(ended) - ms(g.granted_at));
   UPDATE lock_grant SET ended_at = ended, end_reason = p_reason WHERE lock_key = g.lock_key;
-  INSERT INTO lock_event (kind, lock_key, fencing_token, session_id, actor, reason, at)
-    VALUES (p_reason, g.lock_key, g.fencing_token, g.session_id, p_actor, p_note, clock_timestamp());
-  IF p_reason IN ('expired', 'session') THEN
-    INSERT INTO lock_untold (lock_key, fencing_token, owner_id, held_ms, end_reason)
-      VALUES (g.lock_key, g.fencing_token, g.owner_id, held, p_reason);
-  END IF;
-  RETURN held;
+  RETURN greatest(0, ms(ended) - ms(g.granted_at));
 END $$;
 
 -- How a grant whose row the caller has locked is over ('expired', 'session', ..), or null while it lives. The holder's
@@ -464,7 +474,13 @@ BEGIN
     WHEN 'expired' THEN RETURN refused('expired');
     ELSE NULL;
   END CASE;
+
+  -- 3. Decide.
+  SELECT fencing_token INTO old_token FROM lock_event
+   WHERE session_id = p_session_id AND lock_key = p_key AND acquire_id = p_acquire_id AND kind = 'granted';
   IF g.lock_key IS NULL THEN
+    -- Granted before, so long ago that the key was collected.
+    IF old_token IS NOT NULL THEN RETURN refused('lost', old_token, lost_reason(p_key, p_owner_id, old_token)); END IF;
     now_ := clock_timestamp();
     INSERT INTO lock_grant (lock_key, fencing_token, token_floor, session_id, owner_id, acquire_id, ttl_ms, granted_at,
                             expires_at)
@@ -476,9 +492,6 @@ BEGIN
     RETURN granted(g, now_);
   END IF;
 
-  -- 3. Decide.
-  SELECT fencing_token INTO old_token FROM lock_event
-   WHERE session_id = p_session_id AND lock_key = p_key AND acquire_id = p_acquire_id AND kind = 'granted';
   over_ := over(g);
   IF old_token IS NOT NULL THEN
     IF old_token = g.fencing_token AND over_ IS NULL THEN
@@ -492,7 +505,7 @@ BEGIN
   IF over_ IS NULL THEN
     RETURN contended(g.owner_id, g.expires_at);
   END IF;
-  IF g.ended_at IS NULL THEN PERFORM end_grant(g, over_, g.owner_id, NULL); END IF;
+  IF g.ended_at IS NULL THEN PERFORM tell_end(g, over_, g.owner_id, NULL); END IF;
   now_ := clock_timestamp();
   UPDATE lock_grant
      SET (fencing_token, token_floor) = (SELECT token, token FROM mint(g.token_floor) AS token),
@@ -635,10 +648,11 @@ BEGIN
       SELECT session_id FROM lock_session WHERE closed_at < clock_timestamp() - interval '1 hour'
        LIMIT p_limit FOR UPDATE SKIP LOCKED);
   END IF;
-  IF EXISTS (SELECT FROM lock_grant WHERE ended_at < clock_timestamp() - interval '24 hours') THEN
+  -- It reads the whole table, hence about once a minute.
+  IF random() < 1.0 / 60 THEN
     DELETE FROM lock_grant WHERE lock_key IN (
       SELECT lock_key FROM lock_grant WHERE ended_at < clock_timestamp() - interval '24 hours'
-       LIMIT p_limit FOR UPDATE SKIP LOCKED);
+       LIMIT 10 * p_limit FOR UPDATE SKIP LOCKED);
   END IF;
 
   SELECT count(*) INTO live_sessions FROM lock_session WHERE closed_at IS NULL AND expires_at > clock_timestamp();
