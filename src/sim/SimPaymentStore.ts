@@ -172,7 +172,11 @@ export const make = Effect.gen(function* () {
         if (stale && op === "claim") return fencedOut()
         const look = lookAt(row, account)
         const decision = decide(look, { spent: refused && account.fence === token, enforced })
-        if (decision._tag === "Replay") return Effect.succeed({ payout: answer(row), replayed: true })
+        if (decision._tag === "Replay") {
+          // Without its predicate the statement of the fence writes also when the rest is a repeat.
+          if (!enforced && meet !== "hold") account.fence = token
+          return Effect.succeed({ payout: answer(row), replayed: true })
+        }
         if (stale) return fencedOut()
         if (decision._tag === "Refuse") return Effect.fail(decision.failure)
         if (refused) return Effect.die(`${op} of ${payoutId} would write without its fence`)

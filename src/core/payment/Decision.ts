@@ -56,6 +56,8 @@ const illegal = ({ payoutId, state }: PayoutLook, attempted: PayoutState) =>
 const unproven = ({ payoutId, state, submission, verdict }: PayoutLook) =>
   refuse(new EvidenceMissing({ payoutId, state, verdict, nextStep: nextStep(state, submission, verdict) }))
 
+const isReserved = (state: PayoutState): boolean => state === "CLAIMED" || state === "RAIL_AMBIGUOUS"
+
 const proven = (look: PayoutLook, to: PayoutState): boolean => {
   const needs = legalTransitions.find((move) => move.from === look.state && move.to === to)?.needs
   return needs === "any" || needs?.includes(look.verdict) === true
@@ -81,8 +83,8 @@ export const onClaim = (
   }
   if (look.busyWith !== null) return refuse(new AccountBusy({ accountId, unfinishedPayoutId: look.busyWith }))
   if (enforced && !proven(look, "CLAIMED")) return unproven(look)
-  const reserved = state === "CLAIMED" || state === "RAIL_AMBIGUOUS"
-  if (!reserved && look.availableMinor < look.amountMinor) return refuse(new InsufficientFunds({ accountId, payoutId }))
+  if (!isReserved(state) && look.availableMinor < look.amountMinor)
+    return refuse(new InsufficientFunds({ accountId, payoutId }))
   return write("CLAIMED")
 }
 
@@ -94,8 +96,12 @@ export const onSettle = (
   enforced: boolean
 ): Decision<IllegalTransition | EvidenceMissing> => {
   if (look.state === to && look.lastToken === token) return replay
-  // The experiment: W1 posts under 7 what W2 posted under 8, and nothing but the fence was there to stop it.
-  if (!enforced && to === "POSTED") return look.verdict === "EXECUTED" ? write(to) : unproven(look)
+  // The experiment: W1 posts under 7 what W2 posted under 8, and nothing but the fence was there to stop it, unless the
+  // account has not enough for a second time: an overdraft is refused by the table itself.
+  if (!enforced && to === "POSTED") {
+    if (look.verdict !== "EXECUTED") return unproven(look)
+    return isReserved(look.state) || look.availableMinor >= look.amountMinor ? write(to) : illegal(look, to)
+  }
   const unclaimed = look.state === "PENDING" && to === "FAILED"
   const own = look.state === "CLAIMED" && (look.claimToken === token || !enforced)
   if (!unclaimed && !own) return illegal(look, to)
