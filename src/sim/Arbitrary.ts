@@ -48,7 +48,11 @@ const servers = ["lock-server", "payment-resource", "rail-proxy", "lockdb", "pay
 /** Calls by their two ends: what a message fault can name. */
 const routes: ReadonlyArray<readonly [from: string, to: string, labels: ReadonlyArray<string>]> = [
   ["w", "lock-server", ["lock.acquire", "lock.renew", "lock.release", "lock.heartbeat", "lock.openSession"]],
-  ["w", "payment-resource", ["pay.claim", "pay.post", "pay.ambiguous", "pay.fail", "pay.listPayouts", "pay.readPayout"]],
+  [
+    "w",
+    "payment-resource",
+    ["pay.claim", "pay.post", "pay.ambiguous", "pay.fail", "pay.listPayouts", "pay.readPayout"]
+  ],
   ["w", "rail-proxy", ["rail.submit", "rail.readSubmission"]],
   ["lock-server", "lockdb", ["lockdb.tryAcquire", "lockdb.renew", "lockdb.release", "lockdb.heartbeat"]],
   ["payment-resource", "paydb", ["paydb.claim", "paydb.post", "paydb.ambiguous"]],

@@ -13,6 +13,7 @@ import { Clock, Context, Effect, Layer, Random, type Scope } from "effect"
 import type { History } from "../core/History.ts"
 import { AcquireId, OwnerId } from "../core/lock/Lock.ts"
 import { LockApi } from "../core/lock/LockApi.ts"
+import { httpWire } from "./HttpWire.ts"
 import { LockStore } from "../core/lock/LockStore.ts"
 import { PaymentResource } from "../core/payment/PaymentResource.ts"
 import { PaymentStore } from "../core/payment/PaymentStore.ts"
@@ -188,43 +189,51 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
       wire.servePayments(process, yield* Effect.provideService(PaymentService.make, PaymentStore, store))
     })
   })
-  const proxyNode = world.node("rail-proxy", {
-    daemon: true,
-    program: server(function* (process: Process) {
-      const store = submissionStoreAt(
-        // The intent's commit must be confirmed within the send window or nothing is sent.
-        connection(process, paydbNode, Math.min(databaseMillis(settings), settings.rail.sendWindowMillis)),
-        submissionStore,
-        recorder
-      )
-      const rail = SimRail.make({
-        submit: (payment) =>
-          network.call(process, railEnd, "rail.pay", (bank) =>
-            Effect.suspend(() => {
-              recorder.railReceived(payment.clientReference)
-              return bank.submit(payment)
-            })
-          ),
-        lookup: (reference) => network.call(process, railEnd, "rail.ask", (bank) => bank.lookup(reference))
+  const proxyNodes: Array<Node> = []
+  const proxyEnds: Array<Endpoint<RailProxy["Service"]>> = []
+  for (let n = 1; n <= spec.proxies; n++) {
+    const node = world.node(n === 1 ? "rail-proxy" : `rail-proxy-${n}`, {
+      daemon: true,
+      program: server(function* (process: Process) {
+        const store = submissionStoreAt(
+          // The intent's commit must be confirmed within the send window or nothing is sent.
+          connection(process, paydbNode, Math.min(databaseMillis(settings), settings.rail.sendWindowMillis)),
+          submissionStore,
+          recorder
+        )
+        const rail = SimRail.make({
+          submit: (payment) =>
+            network.call(process, railEnd, "rail.pay", (bank) =>
+              Effect.suspend(() => {
+                recorder.railReceived(payment.clientReference)
+                return bank.submit(payment)
+              })
+            ),
+          lookup: (reference) => network.call(process, railEnd, "rail.ask", (bank) => bank.lookup(reference))
+        })
+        const service = yield* RailService.make(settings.rail).pipe(
+          Effect.provideService(SubmissionStore, store),
+          Effect.provideService(Rail, rail)
+        )
+        wire.serveRail(process, end, service)
       })
-      const service = yield* RailService.make(settings.rail).pipe(
-        Effect.provideService(SubmissionStore, store),
-        Effect.provideService(Rail, rail)
-      )
-      wire.serveRail(process, service)
     })
-  })
+    const end = network.endpoint<RailProxy["Service"]>(node)
+    proxyNodes.push(node)
+    proxyEnds.push(end)
+    neverTwice(network, node, paydbNode)
+    // Nobody survives a network that doubles a payment on its way to a rail that is not idempotent.
+    neverTwice(network, node, railNode)
+  }
   neverTwice(network, paymentNode, paydbNode)
-  neverTwice(network, proxyNode, paydbNode)
-  // Nobody survives a network that doubles a payment on its way to a rail that is not idempotent.
-  neverTwice(network, proxyNode, railNode)
 
-  const wire: Wire = typedWire({
+  const wire: Wire = (spec.wire === "http" ? httpWire : typedWire)({
     network,
     // Each client keeps to one instance until it is restarted.
     lockServer: ({ boot, node }) => lockEnds[(node.index + boot) % lockEnds.length]!,
     payment: network.endpoint(paymentNode),
-    rail: network.endpoint(proxyNode),
+    // The first worker's payments go through the first proxy, everything else through the last.
+    railProxy: ({ boot, node }) => proxyEnds[node.name === "w1" && boot === 1 ? 0 : proxyEnds.length - 1]!,
     callTimeoutMillis: settings.client.callTimeoutMillis,
     railTimeoutMillis: settings.executor.railTimeoutMillis
   })
@@ -292,7 +301,7 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
     })
   )
 
-  const servers = [...lockNodes, paymentNode, proxyNode]
+  const servers = [...lockNodes, paymentNode, ...proxyNodes]
 
   return {
     spec,
@@ -323,11 +332,8 @@ const server =
       )
     )
 
-const built = <Id, S, R>(
-  tag: Context.Service<Id, S>,
-  layer: Layer.Layer<Id, never, R>,
-  context: Context.Context<R>
-) => Effect.map(Effect.provideContext(Layer.build(layer), context), (services) => Context.get(services, tag))
+const built = <Id, S, R>(tag: Context.Service<Id, S>, layer: Layer.Layer<Id, never, R>, context: Context.Context<R>) =>
+  Effect.map(Effect.provideContext(Layer.build(layer), context), (services) => Context.get(services, tag))
 
 const neverTwice = (network: SimNetwork, from: Node, to: Node): void => {
   network.link(from, to).duplicates = false

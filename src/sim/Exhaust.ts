@@ -13,7 +13,6 @@ import { Marks } from "./Marks.ts"
 import { run } from "./Run.ts"
 import { type RunSpec, settingsOf, simplest, toLine } from "./RunSpec.ts"
 
-
 /** The small world of a scenario. */
 export const smallWorld = (scenario: string, fixed: Fixed): RunSpec => ({
   ...simplest,

@@ -62,7 +62,11 @@ export const lockApi = (api: LockApi["Service"], process: Process, recorder: Rec
         const tag = Exit.isSuccess(exit) ? undefined : (failureTag(exit) ?? "interrupted")
         const answer = answerOf(tag)
         if (Exit.isFailure(exit) && answer === "unknown") return Effect.void
-        const { granted = null, sessionId = asked.sessionId, ttlMillis = 0 } = Exit.isSuccess(exit) ? told(exit.value) : {}
+        const {
+          granted = null,
+          sessionId = asked.sessionId,
+          ttlMillis = 0
+        } = Exit.isSuccess(exit) ? told(exit.value) : {}
         recorder.lockOps[at] = { ...op, returned: world.now / 1000, answer, granted, sessionId, ttlMillis }
         return Effect.void
       })
@@ -90,8 +94,9 @@ export const lockApi = (api: LockApi["Service"], process: Process, recorder: Rec
         api.closeSession(sessionId, ownerId),
         nothing
       ),
-    acquire: (request) =>
-      watch(
+    acquire: (request) => {
+      if ((request.waitMillis ?? 0) > 0) recorder.waitedFor.add(request.key)
+      return watch(
         "acquire",
         { key: request.key, sessionId: request.sessionId, token: null, requestId: request.acquireId ?? null },
         api.acquire(request),
@@ -99,7 +104,8 @@ export const lockApi = (api: LockApi["Service"], process: Process, recorder: Rec
           recorder.granted(process, grant.token)
           return { granted: grant.token, ttlMillis: grant.ttlMillis }
         }
-      ),
+      )
+    },
     renew: (request) =>
       watch(
         "renew",
@@ -186,10 +192,7 @@ const heldLock = (lock: HeldLock, process: Process, recorder: Recorder): HeldLoc
 /** A request under a token, and whether a fence refused it. */
 const underToken =
   (process: Process, recorder: Recorder) =>
-  <Request extends Pick<ProtectedWrite, "token">, A, E>(
-    op: string,
-    call: (request: Request) => Effect.Effect<A, E>
-  ) =>
+  <Request extends Pick<ProtectedWrite, "token">, A, E>(op: string, call: (request: Request) => Effect.Effect<A, E>) =>
   (request: Request): Effect.Effect<A, E> =>
     Effect.suspend(() => {
       recorder.presented(process, op, request.token)

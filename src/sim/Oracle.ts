@@ -252,8 +252,7 @@ const attemptOf = ({ acquireId, key, sessionId }: AcquireRequest): string => `${
 
 const sessionLives = (session: SessionModel, now: number): boolean => !session.closed && now < session.expiresAt
 
-const lives = (holder: HolderModel, now: number): boolean =>
-  now < holder.expiresAt && sessionLives(holder.session, now)
+const lives = (holder: HolderModel, now: number): boolean => now < holder.expiresAt && sessionLives(holder.session, now)
 
 const tagOf = (failure: unknown): string =>
   typeof failure === "object" && failure !== null && "_tag" in failure ? String(failure._tag) : String(failure)

@@ -70,6 +70,8 @@ export class Recorder {
   paydb: SimPaydbState | undefined
   /** By token: when its lease ends, in virtual microseconds. */
   readonly leaseEnds = new Map<bigint, number>()
+  /** Keys for which somebody has waited in line: others are then refused although the key may just be free. */
+  readonly waitedFor = new Set<string>()
   /** Processes that go on by design after they were told to stop. */
   readonly stale = new Set<string>()
   private readonly sections = new Set<Section>()
@@ -101,7 +103,8 @@ export class Recorder {
     const before = events.length
     const problem = this.oracle.step(commit, answer, now)
     if (problem !== undefined) {
-      const key = "request" in commit && "key" in commit.request ? commit.request.key : "key" in commit ? commit.key : ""
+      const key =
+        "request" in commit && "key" in commit.request ? commit.request.key : "key" in commit ? commit.key : ""
       this.find("ORACLE", key, problem)
     }
     for (let i = before; i < events.length; i++) {
@@ -149,9 +152,7 @@ export class Recorder {
 
   fenceOf(point: "resource" | "rail", accountId: AccountId): bigint {
     const db = this.paydb!
-    return point === "resource"
-      ? (db.accounts.get(accountId)?.fence ?? 0n)
-      : (db.highWater.get(accountId)?.token ?? 0n)
+    return point === "resource" ? (db.accounts.get(accountId)?.fence ?? 0n) : (db.highWater.get(accountId)?.token ?? 0n)
   }
 
   /** A protected write has met its fence. Repeats that changed nothing did not. */
@@ -204,7 +205,8 @@ export class Recorder {
       (sent) => sent.outcome !== "VOIDED" && payouts.get(sent.payoutId)?.clientReference === clientReference
     )
     if (known !== undefined && known.outcome !== "INTENT") this.marks.hit("a payment arrived late")
-    if (known === undefined) this.find("INTENT-FIRST", clientReference, "the rail was called before the intent was on record")
+    if (known === undefined)
+      this.find("INTENT-FIRST", clientReference, "the rail was called before the intent was on record")
   }
 
   // ---------------------------------------------------------------------------

@@ -47,6 +47,7 @@ export interface Ran {
 }
 
 const checkEveryMicros = 50_000
+const quietMicros = 300_000
 /** Slices of one run; a busy loop would go on for ever. */
 const slicesMax = 400_000
 const micros = (millis: number): number => millis * 1000
@@ -65,13 +66,19 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
     for (const { state } of cluster.paydb.payouts.values()) if (state !== "POSTED" && state !== "FAILED") return false
     return true
   }
+  let quietSince: number | undefined
   /** Terminal, and nobody is still about to do something: a stopped worker has yet to wake up. */
-  const done = (): boolean =>
-    terminal() &&
-    !recorder.busy &&
-    world.nodes.every((node) => !node.paused) &&
-    visitors.every((node) => !node.hanging) &&
-    (scenario.goal?.(cluster) ?? true)
+  const done = (): boolean => {
+    const now =
+      terminal() &&
+      !recorder.busy &&
+      world.nodes.every((node) => !node.paused) &&
+      visitors.every((node) => !node.hanging) &&
+      (scenario.goal?.(cluster) ?? true)
+    quietSince = now ? (quietSince ?? world.now) : undefined
+    // A goal may hang on a message that is on its way.
+    return now && (scenario.goal === undefined || world.now - (quietSince ?? 0) >= quietMicros)
+  }
   const runUntil = (time: number, condition: () => boolean): boolean => {
     if (condition()) return true
     let met = false
@@ -100,7 +107,11 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
     for (const [key, { token }] of recorder.oracle.held(recorder.lockTime())) {
       const since = recorder.idleSince(key)
       if (since !== undefined && world.now - since > micros(leakMillis(cluster))) {
-        recorder.find("LEAK", key, `token ${token} is still held ${(world.now - since) / 1e6} s after its section was left`)
+        recorder.find(
+          "LEAK",
+          key,
+          `token ${token} is still held ${(world.now - since) / 1e6} s after its section was left`
+        )
       }
     }
   }
@@ -108,7 +119,7 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
   for (const node of workers) node.stop()
   runUntil(world.now + micros(60_000), () => workers.every((node) => !node.hanging))
   recorder.endedAt = world.now
-  for (const node of servers) if (node.name !== "rail-proxy") node.kill()
+  for (const node of servers) if (!node.name.startsWith("rail-proxy")) node.kill()
   const late = Math.max(
     spec.latePerMille + spec.duplicatePerMille > 0 ? lateMillisMax(spec) : 0,
     ...spec.faults.map((fault) => ("millis" in fault ? fault.millis : 0))
@@ -179,6 +190,7 @@ const markHistory = ({ paydb, recorder: { marks } }: Cluster, history: History):
     if (outcome === "TIMEOUT") marks.hit("the rail was silent")
   }
   for (const { payoutId, result } of paydb.lookups) {
-    if (result === "EXECUTED" && paydb.payouts.get(payoutId)?.state === "FAILED") marks.hit("a late execution was found")
+    if (result === "EXECUTED" && paydb.payouts.get(payoutId)?.state === "FAILED")
+      marks.hit("a late execution was found")
   }
 }

@@ -26,6 +26,7 @@ export const RunSpec = Schema.Struct({
   scale: Schema.Literals(["short", "production"]),
   workers: Schema.Int,
   lockServers: Schema.Int,
+  proxies: Schema.Int,
   accounts: Schema.Int,
   payouts: Schema.Int,
   /** What the rail does with the submits it gets, in order; well-behaved afterwards. */
@@ -60,6 +61,7 @@ export const simplest: RunSpec = {
   scale: "short",
   workers: 2,
   lockServers: 1,
+  proxies: 1,
   accounts: 1,
   payouts: 1,
   rail: [],

@@ -14,7 +14,7 @@ import { CallFailed, type Endpoint, type SimNetwork } from "./SimNetwork.ts"
 export interface Wire {
   readonly serveLocks: (process: Process, end: Endpoint<LockApi["Service"]>, service: LockApi["Service"]) => void
   readonly servePayments: (process: Process, service: PaymentResource["Service"]) => void
-  readonly serveRail: (process: Process, service: RailProxy["Service"]) => void
+  readonly serveRail: (process: Process, end: Endpoint<RailProxy["Service"]>, service: RailProxy["Service"]) => void
   readonly locks: (process: Process) => LockApi["Service"]
   readonly payments: (process: Process) => PaymentResource["Service"]
   readonly rail: (process: Process) => RailProxy["Service"]
@@ -25,7 +25,8 @@ export interface Services {
   /** Of a process: which of the lock servers it talks to. */
   readonly lockServer: (process: Process) => Endpoint<LockApi["Service"]>
   readonly payment: Endpoint<PaymentResource["Service"]>
-  readonly rail: Endpoint<RailProxy["Service"]>
+  /** Of a process: which of the proxies it talks to. */
+  readonly railProxy: (process: Process) => Endpoint<RailProxy["Service"]>
   readonly callTimeoutMillis: number
   readonly railTimeoutMillis: number
 }
@@ -54,7 +55,7 @@ export const typedWire = (services: Services): Wire => {
   return {
     serveLocks: (process, end, service) => end.listen(process, service),
     servePayments: (process, service) => services.payment.listen(process, service),
-    serveRail: (process, service) => services.rail.listen(process, service),
+    serveRail: (process, end, service) => end.listen(process, service),
     locks: (process) => {
       const call = caller(process, services.lockServer(process), "lock")
       return {
@@ -92,7 +93,7 @@ export const typedWire = (services: Services): Wire => {
       }
     },
     rail: (process) => {
-      const call = caller(process, services.rail, "rail")
+      const call = caller(process, services.railProxy(process), "rail")
       return {
         submit: call("submit", (service, request) => service.submit(request), railTimeoutMillis),
         readSubmission: call("readSubmission", (service, payoutId) => service.readSubmission(payoutId)),
