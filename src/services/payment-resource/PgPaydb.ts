@@ -2,10 +2,11 @@
  * paydb as a database: its migrations, and what only an experiment may change in it. Everything here needs a URL of a
  * role that may migrate; the services themselves connect as `dlock_payment` and `dlock_rail`.
  */
-import { Effect, type Redacted, Schema } from "effect"
+import { Effect, type Redacted } from "effect"
 import type { SqlError } from "effect/sql"
 import * as Migrations from "../platform/Migrations.ts"
 import * as Pg from "../platform/Pg.ts"
+import { type ConfigProblem, configProblem, type ServiceConfigValues } from "../platform/ServiceConfig.ts"
 
 export const migrate = (url: Redacted.Redacted) =>
   Migrations.migrate({ url, directory: new URL("./migrations/", import.meta.url) })
@@ -21,22 +22,27 @@ export interface LabPolicy {
   readonly minSpacingMillis: number
 }
 
-/** An error that occurs when a lab policy is asked for in production, or is none. */
-export class LabPolicyRefused extends Schema.TaggedError<LabPolicyRefused>()("LabPolicyRefused", {
-  message: Schema.String
-}) {}
-
-export const parseLabPolicy = (env: string, text: string): Effect.Effect<LabPolicy, LabPolicyRefused> => {
-  if (env === "production") {
-    return Effect.fail(new LabPolicyRefused({ message: "the rail's finality is not shortened in production" }))
-  }
+export const parseLabPolicy = (
+  env: ServiceConfigValues["env"],
+  text: string
+): Effect.Effect<LabPolicy, ConfigProblem> => {
+  if (env === "production") return Effect.fail(configProblem("--lab-policy", text, "nothing in production"))
   const [window, count, spacing] = (/^(\d{1,9}),([1-9]\d{0,2}),(\d{1,9})$/.exec(text) ?? []).slice(1).map(Number)
   return window === undefined || count === undefined || spacing === undefined
-    ? Effect.fail(
-        new LabPolicyRefused({ message: `"${text}": write WINDOW,COUNT,SPACING, the durations in milliseconds` })
-      )
+    ? Effect.fail(configProblem("--lab-policy", text, "WINDOW,COUNT,SPACING, the durations in milliseconds"))
     : Effect.succeed({ finalityWindowMillis: window, minNotFound: count, minSpacingMillis: spacing })
 }
+
+/** `migrate paydb --lab-policy WINDOW,COUNT,SPACING` */
+export const applyLabPolicy = Effect.fnUntraced(function* (
+  env: ServiceConfigValues["env"],
+  url: Redacted.Redacted,
+  text: string
+) {
+  const policy = yield* parseLabPolicy(env, text)
+  yield* migrateLab(url)
+  yield* setLabPolicy(url, policy)
+})
 
 export const setLabPolicy = (url: Redacted.Redacted, policy: LabPolicy): Effect.Effect<void, SqlError.SqlError> =>
   withOwner(

@@ -632,10 +632,11 @@ describe("paydb", () => {
           minSpacingMillis: 1_000
         })
         for (const text of ["", "1", "1,2", "1,0,1", "-1,1,1", "1,1,1,1", "1.5,1,1", "1,1,x", " 1,1,1"]) {
-          assert.strictEqual((yield* Effect.flip(PgPaydb.parseLabPolicy("dev", text)))._tag, "LabPolicyRefused", text)
+          assert.strictEqual((yield* Effect.flip(PgPaydb.parseLabPolicy("dev", text)))._tag, "ConfigProblem", text)
         }
         assert.include((yield* Effect.flip(PgPaydb.parseLabPolicy("production", "1,1,1"))).message, "production")
-        yield* PgPaydb.setLabPolicy(url, { finalityWindowMillis: 1_500, minNotFound: 3, minSpacingMillis: 250 })
+        yield* Effect.flip(PgPaydb.applyLabPolicy("production", url, "1,1,1"))
+        yield* PgPaydb.applyLabPolicy("local", url, "1500,3,250")
         assert.deepStrictEqual(
           yield* postgres`SELECT finality_window::text, min_not_found, min_spacing::text FROM pay.rail_policy`,
           [{ finality_window: "00:00:01.5", min_not_found: 3, min_spacing: "00:00:00.25" }]
