@@ -10,7 +10,8 @@ import { defaults } from "../../src/core/Settings.ts"
 import * as SimPaydb from "../../src/sim/SimPaydb.ts"
 import * as SimPaymentStore from "../../src/sim/SimPaymentStore.ts"
 import * as SimSubmissionStore from "../../src/sim/SimSubmissionStore.ts"
-import { describePaymentStore, laws, type LawWorld } from "./PaymentStoreLaws.ts"
+import type { LawWorld } from "./paymentLawScenes.ts"
+import { describePaymentStore, laws } from "./PaymentStoreLaws.ts"
 
 const policy: SimPaydb.RailPolicy = { finalityWindowMillis: 0, minNotFound: 2, minSpacingMillis: 1 }
 
