@@ -24,6 +24,7 @@ export class Exited extends Schema.TaggedError<Exited>()("Exited", {
 /** By tag of the failure, so that it covers failures of every layer, and nothing has to be imported for it. */
 const byTag: Readonly<Record<string, ExitCode>> = {
   ConfigProblem: exitCodes.usage,
+  LabPolicyRefused: exitCodes.usage,
   ValidationFailed: exitCodes.usage,
   InvalidToken: exitCodes.usage,
 
