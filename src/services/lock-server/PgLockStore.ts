@@ -12,28 +12,23 @@
  */
 import { Effect, Layer, Queue, type Redacted, Stream } from "effect"
 import type { SqlError } from "effect/sql"
-import { boundedBy } from "../../core/Bound.ts"
-import type { AcquireId, FencingToken, LockGrant, LockKey, OwnerId, Session, SessionId } from "../../core/lock/Lock.ts"
-import {
-  type BackendError,
-  backendUnavailable,
-  FencedOut,
-  LockContended,
-  LockLost,
-  type LockLostReason,
-  LockNotFound,
-  NotLeader,
-  SessionExpired,
-  SessionUnknown
-} from "../../core/lock/LockErrors.ts"
-import {
-  type ExpiredGrant,
-  type LockChange,
-  type LockRecord,
-  LockStore,
-  type RevokedGrant
-} from "../../core/lock/LockStore.ts"
+import type { FencingToken, LockKey, OwnerId } from "../../core/lock/Lock.ts"
+import { backendUnavailable, FencedOut, LockNotFound } from "../../core/lock/LockErrors.ts"
+import { type ExpiredGrant, type LockChange, LockStore, type RevokedGrant } from "../../core/lock/LockStore.ts"
 import * as Pg from "../platform/Pg.ts"
+import * as PgBatches from "./PgBatches.ts"
+import * as PgCalls from "./PgCalls.ts"
+import {
+  type CloseRow,
+  type InfoRow,
+  noSession,
+  record,
+  type RecordRow,
+  type RevokeRow,
+  session,
+  type SessionRow,
+  type SweepRow
+} from "./PgCalls.ts"
 
 export interface PgLockStoreOptions {
   readonly url: Redacted.Redacted
@@ -74,25 +69,12 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
       lock_timeout: String(timeoutMillis)
     }
   })
-  const contenders = yield* Pg.make(pgOptions(8))
-  const holders = yield* Pg.make(pgOptions(4))
+  const contenders = yield* Pg.make(pgOptions(PgBatches.CONNECTIONS.contenders))
+  const holders = yield* Pg.make(pgOptions(PgBatches.CONNECTIONS.holders))
   const readers = yield* Pg.make(pgOptions(3))
 
-  const bounded =
-    (operation: string) =>
-    <A>(effect: Effect.Effect<A, SqlError.SqlError>): Effect.Effect<A, BackendError> =>
-      effect.pipe(
-        Effect.catchTag("SqlError", failWith(operation)),
-        boundedBy(timeoutMillis, () => backendUnavailable(operation, `no answer within ${timeoutMillis} ms`))
-      )
-
-  /** The one row of a call. */
-  const one =
-    (operation: string) =>
-    <Row>(effect: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError>): Effect.Effect<Row, BackendError> =>
-      Effect.flatMap(bounded(operation)(effect), ([row]) =>
-        row === undefined ? Effect.die(`${operation}: the database answered no row`) : Effect.succeed(row)
-      )
+  const { bounded, one } = PgCalls.within(timeoutMillis)
+  const { acquires, heartbeats, releases, renewals } = yield* PgBatches.make({ contenders, holders, timeoutMillis })
 
   const changed = yield* Queue.sliding<LockKey>(NOTIFY_LIMIT)
   const tell = (...keys: ReadonlyArray<LockKey>) => Queue.offerAll(changed, keys)
@@ -116,14 +98,7 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
         (row) => session(row, ownerId)
       ),
 
-    heartbeat: (sessionId, ownerId) =>
-      Effect.flatMap(
-        one("heartbeat")(holders<SessionRow>`SELECT * FROM lock.heartbeat(${sessionId}, ${ownerId})`),
-        (row) =>
-          row.outcome === "open"
-            ? Effect.succeed(session(row, ownerId))
-            : Effect.fail(noSession(row.outcome, sessionId))
-      ),
+    heartbeat: (sessionId, ownerId) => heartbeats({ sessionId, ownerId }),
 
     closeSession: (sessionId, ownerId) =>
       Effect.flatMap(
@@ -131,43 +106,11 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
         (row) => (row.outcome === "closed" ? tell(...(row.keys ?? [])) : Effect.fail(noSession(row.outcome, sessionId)))
       ).pipe(Effect.asVoid),
 
-    tryAcquire: ({ acquireId, key, ownerId, sessionId, ttlMillis }) =>
-      Effect.flatMap(
-        one("tryAcquire")(
-          contenders<GrantRow>`SELECT * FROM lock.acquire(${key}, ${ownerId}, ${sessionId}, ${ttlMillis}::int4, ${acquireId})`
-        ),
-        (row): Effect.Effect<LockGrant, LockContended | LockLost | SessionUnknown | SessionExpired> => {
-          if (row.outcome === "granted") return Effect.succeed(grant(row, key))
-          if (row.outcome === "lost") return Effect.fail(lost(row, key))
-          if (row.outcome !== "contended") return Effect.fail(noSession(row.outcome, sessionId))
-          return Effect.fail(
-            new LockContended({
-              key,
-              outcome: "HELD_BY_OTHER",
-              holderOwnerId: row.owner_id,
-              holderExpiresAt: Number(row.expires_at),
-              retryAfterMillis: Math.min(1_000, Math.max(1, Number(row.ttl_ms)))
-            })
-          )
-        }
-      ),
+    tryAcquire: acquires,
 
-    renew: (key, ownerId, token, ttlMillis) =>
-      Effect.flatMap(
-        one("renew")(
-          holders<GrantRow>`SELECT * FROM lock.renew(${key}, ${ownerId}, ${token}::int8, ${ttlMillis}::int4)`
-        ),
-        (row) => (row.outcome === "granted" ? Effect.succeed(grant(row, key)) : Effect.fail(lost(row, key)))
-      ),
+    renew: (key, ownerId, token, ttlMillis) => renewals({ key, ownerId, token, ttlMillis }),
 
-    release: (key, ownerId, token) =>
-      Effect.flatMap(
-        one("release")(holders<GrantRow>`SELECT * FROM lock.release(${key}, ${ownerId}, ${token}::int8)`),
-        (row) =>
-          row.outcome === "released"
-            ? Effect.as(tell(key), { heldMillis: Number(row.held_ms) })
-            : Effect.fail(lost(row, key))
-      ),
+    release: (key, ownerId, token) => Effect.tap(releases({ key, ownerId, token }), () => tell(key)),
 
     inspect: (key) =>
       Effect.flatMap(bounded("inspect")(readers<InfoRow>`SELECT * FROM lock.inspect(${key})`), ([row]) =>
@@ -264,131 +207,3 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
 
 export const layer = (options: PgLockStoreOptions): Layer.Layer<LockStore, SqlError.SqlError> =>
   Layer.effect(LockStore, make(options))
-
-// -----------------------------------------------------------------------------
-// rows: what went in as a valid value comes out as one, so the brands are asserted here and nowhere else
-// -----------------------------------------------------------------------------
-
-interface SessionRow {
-  readonly outcome: string
-  readonly session_id: SessionId
-  readonly ttl_ms: number
-  readonly expires_at: bigint
-}
-
-interface CloseRow {
-  readonly outcome: string
-  readonly keys: ReadonlyArray<LockKey> | null
-}
-
-interface GrantRow {
-  readonly outcome: string
-  readonly fencing_token: FencingToken
-  readonly owner_id: OwnerId
-  readonly session_id: SessionId
-  readonly granted_at: bigint
-  readonly expires_at: bigint
-  readonly ttl_ms: bigint
-  readonly reason: LockLostReason
-  readonly held_ms: bigint
-}
-
-interface InfoRow {
-  readonly held: boolean
-  readonly owner_id: OwnerId | null
-  readonly expires_at: bigint | null
-}
-
-interface RevokeRow {
-  readonly outcome: string
-  readonly revoked_token: FencingToken
-  readonly new_token_floor: FencingToken
-  readonly held_ms: bigint | null
-  readonly live_token: bigint
-}
-
-interface SweepRow {
-  readonly expired_sessions: bigint
-  readonly live_sessions: bigint
-  readonly live_grants: bigint
-  readonly ended: ReadonlyArray<Omit<ExpiredGrant, "token"> & { readonly token: string }>
-}
-
-interface RecordRow {
-  readonly lock_key: LockKey
-  readonly fencing_token: FencingToken
-  readonly owner_id: OwnerId
-  readonly session_id: SessionId
-  readonly acquire_id: AcquireId
-  readonly granted_at: bigint
-  readonly expires_at: bigint
-  readonly held: boolean
-  readonly revoked_by: string | null
-  readonly revoked_why: string | null
-  readonly revoked_at: bigint | null
-}
-
-const session = (row: Omit<SessionRow, "outcome">, ownerId: OwnerId): Session => ({
-  sessionId: row.session_id,
-  ownerId,
-  ttlMillis: row.ttl_ms,
-  expiresAt: Number(row.expires_at)
-})
-
-const grant = (row: GrantRow, key: LockKey): LockGrant => ({
-  key,
-  token: row.fencing_token,
-  ownerId: row.owner_id,
-  sessionId: row.session_id,
-  grantedAt: Number(row.granted_at),
-  expiresAt: Number(row.expires_at),
-  ttlMillis: Number(row.ttl_ms)
-})
-
-const record = (row: RecordRow): LockRecord => ({
-  key: row.lock_key,
-  held: row.held,
-  token: row.fencing_token,
-  ownerId: row.owner_id,
-  sessionId: row.session_id,
-  acquireId: row.acquire_id,
-  grantedAt: Number(row.granted_at),
-  expiresAt: Number(row.expires_at),
-  lastRevocation:
-    row.revoked_by === null || row.revoked_why === null
-      ? null
-      : { operator: row.revoked_by, reason: row.revoked_why, at: Number(row.revoked_at) }
-})
-
-const noSession = (outcome: string, sessionId: SessionId): SessionUnknown | SessionExpired =>
-  outcome === "expired" ? new SessionExpired({ sessionId }) : new SessionUnknown({ sessionId })
-
-const lost = (row: GrantRow, key: LockKey): LockLost =>
-  new LockLost({ key, token: row.fencing_token, reason: row.reason })
-
-// -----------------------------------------------------------------------------
-// failures
-// -----------------------------------------------------------------------------
-
-const failWith =
-  (operation: string) =>
-  (error: SqlError.SqlError): Effect.Effect<never, BackendError> => {
-    const failure = Pg.classify(error)
-    if (failure._tag === "Outage") {
-      // A standby, or a primary that was demoted: somebody else is the primary, or will be.
-      return failure.code === "25006"
-        ? Effect.fail(new NotLeader({ operation, retryAfterMillis: 250 }))
-        : Effect.fail(backendUnavailable(operation, failure.message))
-    }
-    if (failure.code !== undefined && noSchema.has(failure.code)) {
-      return Effect.fail(backendUnavailable(operation, `lockdb is not up to date: ${failure.message}`, 1_000))
-    }
-    // The sequence is behind what was granted: a restore, or a hand that meant well. Nothing is granted until it is above.
-    if (failure.code === "DL003" || (failure._tag === "Sqlstate" && failure.constraint === "lock_event_granted")) {
-      return Effect.fail(backendUnavailable(operation, `token_floor: ${failure.message}`, 1_000))
-    }
-    return Effect.die(error)
-  }
-
-/** No such schema, table or function: the migrations have not run yet. */
-const noSchema: ReadonlySet<string> = new Set(["3F000", "42P01", "42883"])
