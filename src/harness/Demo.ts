@@ -5,8 +5,8 @@
  *
  * Human output goes to stdout, progress to stderr; with `--json` stdout is one document and nothing else.
  */
-import { NodeHttpClient } from "@effect/platform-node"
-import { Clock, Console, DateTime, Effect, Redacted } from "effect"
+import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
+import { Clock, Console, DateTime, Effect, Fiber, Redacted } from "effect"
 import { mkdirSync, writeFileSync } from "node:fs"
 import { resolve } from "node:path"
 import { pathToFileURL } from "node:url"
@@ -14,7 +14,7 @@ import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
 import * as Migrations from "../services/platform/Migrations.ts"
 import { demoPage } from "./DemoPage.ts"
 import { type DemoDocument, matrix, type RowReport } from "./Experiment.ts"
-import { anyPort, leaseSettings, runRow } from "./PausedWorker.ts"
+import { anyPort, leaseSettings, prepareRow, runRow } from "./PausedWorker.ts"
 import { HarnessError, make as makeWorld } from "./Processes.ts"
 
 export interface DemoOptions {
@@ -61,9 +61,17 @@ export const run = Effect.fnUntraced(
       railUrl: (yield* rail.listening).url
     }
     const reports: Array<RowReport> = []
+    // While W2 waits for a lease to run out there is time to start what the next row needs.
+    const prepare = (index: number) => {
+      const switches = matrix[index]
+      return switches === undefined ? undefined : Effect.forkScoped(prepareRow(around, switches, index + 1))
+    }
+    let next = yield* prepare(0) ?? Effect.die("the matrix is empty")
     for (const [index, switches] of matrix.entries()) {
       const label = `[${index + 1}/${matrix.length}] ledger fence ${switches.payment ? "on" : "OFF"}, rail fence ${switches.rail ? "on" : "OFF"}:`
-      reports.push(yield* runRow({ ...around, progress: (text) => progress(`${label} ${text}`) }, switches, index + 1))
+      const row = yield* Fiber.join(next)
+      next = yield* prepare(index + 1) ?? Effect.succeed(next)
+      reports.push(yield* runRow(around, row, (text) => progress(`${label} ${text}`)))
     }
     const proven = reports.every((report) => report.differences.length === 0)
     const page = yield* writePage(options.report, demoPage(reports, DateTime.formatIso(startedAt)))

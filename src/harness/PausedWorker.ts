@@ -9,7 +9,7 @@
  * W1 stops itself at a fault point, so the window is hit every time; that it really stopped is asked of the kernel, and
  * that its lease ran out is seen in the greater token that W2 was granted.
  */
-import { Effect, Redacted, References } from "effect"
+import { Effect, Redacted, References, type Scope } from "effect"
 import { HttpClient, HttpClientRequest } from "effect/http"
 import type { FencingSwitches } from "../core/Fencing.ts"
 import { judge } from "../core/Invariants.ts"
@@ -26,8 +26,6 @@ export interface Surroundings {
   /** URL of a database on the server of paydb; `user` names another role than the superuser. */
   readonly paydb: (database: string, user?: string) => Redacted.Redacted
   readonly railUrl: string
-  /** Said while it happens. */
-  readonly progress: (text: string) => Effect.Effect<void>
 }
 
 /** Short enough to watch, long enough that a busy machine does not lose a lease by accident. */
@@ -41,9 +39,22 @@ export const leaseSettings = {
 /** Ports of any service that is free to choose. */
 export const anyPort = { HTTP_PORT: "0", MANAGEMENT_PORT: "0" } as const
 
-/** Runs one row of the matrix and judges it. The database is the row's own and stays until the server is gone. */
-export const runRow = Effect.fnUntraced(function* (around: Surroundings, switches: FencingSwitches, index: number) {
-  const { paydb, progress, world } = around
+/** What a row needs before its workers start. */
+export interface PreparedRow {
+  readonly switches: FencingSwitches
+  readonly accountId: string
+  readonly paydb: Redacted.Redacted
+  readonly payment: ServiceProcess
+  readonly rail: ServiceProcess
+  readonly worker: (
+    name: Participant,
+    environment: Readonly<Record<string, string>>
+  ) => Effect.Effect<ServiceProcess, HarnessError, Scope.Scope>
+}
+
+/** A database of its own, its two services with the switches as they should be, and a payout to make. */
+export const prepareRow = Effect.fnUntraced(function* (around: Surroundings, switches: FencingSwitches, index: number) {
+  const { paydb, world } = around
   const database = `paydb_${index}`
   const accountId = `acct-${index}`
   yield* prepareDatabase(around, database, switches)
@@ -72,19 +83,32 @@ export const runRow = Effect.fnUntraced(function* (around: Surroundings, switche
   const { url: paymentUrl } = yield* payment.listening
   const { url: proxyUrl } = yield* rail.listening
   yield* order(paymentUrl, accountId)
+  return {
+    switches,
+    accountId,
+    paydb: paydb(database),
+    payment,
+    rail,
+    worker: (name, environment) =>
+      world.start(name, ["payout-executor"], {
+        ...anyPort,
+        ...leaseSettings,
+        DLOCK_INSTANCE: name,
+        LOCK_URL: around.lockUrl,
+        PAYMENT_URL: paymentUrl,
+        RAIL_PROXY_URL: proxyUrl,
+        PAYOUT_EXECUTOR_POLL_INTERVAL: "200 ms",
+        ...environment
+      })
+  } satisfies PreparedRow
+})
 
-  const worker = (name: Participant, environment: Readonly<Record<string, string>>) =>
-    world.start(name, ["payout-executor"], {
-      ...anyPort,
-      ...leaseSettings,
-      DLOCK_INSTANCE: name,
-      LOCK_URL: around.lockUrl,
-      PAYMENT_URL: paymentUrl,
-      RAIL_PROXY_URL: proxyUrl,
-      PAYOUT_EXECUTOR_POLL_INTERVAL: "200 ms",
-      ...environment
-    })
-
+/** Runs one row of the matrix and judges it. `progress` is said while it happens. */
+export const runRow = Effect.fnUntraced(function* (
+  around: Surroundings,
+  { accountId, paydb, payment, rail, switches, worker }: PreparedRow,
+  progress: (text: string) => Effect.Effect<void>
+) {
   yield* progress("W1 takes the lock and claims the payout")
   const first = yield* worker("W1", {
     PAYOUT_EXECUTOR_STALE_HOLDER: "true",
@@ -113,7 +137,7 @@ export const runRow = Effect.fnUntraced(function* (around: Surroundings, switche
   yield* Effect.all([payment.stop, rail.stop], { concurrency: "unbounded" })
 
   const history = yield* collect({
-    paydb: paydb(database),
+    paydb,
     lockdb: around.lockdb,
     railUrl: around.railUrl,
     settled: true,

@@ -11,7 +11,7 @@
  * The one place of the system that speaks in promises. A promise can not be interrupted: at a loss the signal is aborted,
  * and the lock is released when the promise has settled, not before.
  */
-import { NodeHttpClient } from "@effect/platform-node"
+import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
 import { Cause, Clock, Context, Effect, Exit, Layer, ManagedRuntime, Option, References, Schema } from "effect"
 import { LockKey, OwnerId } from "../../core/lock/Lock.ts"
 import { type ContentionExceeded, LockLost, type LockLostReason, LockUnavailable } from "../../core/lock/LockErrors.ts"

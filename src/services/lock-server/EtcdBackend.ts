@@ -7,7 +7,8 @@ import * as fs from "node:fs"
 import * as path from "node:path"
 import type { LockStore } from "../../core/lock/LockStore.ts"
 import * as EmbeddedEtcd from "../platform/EmbeddedEtcd.ts"
-import { type ConfigProblem, configProblem, ServiceConfig, type TlsFiles } from "../platform/ServiceConfig.ts"
+import { type ConfigProblem, configProblem, ServiceConfig } from "../platform/ServiceConfig.ts"
+import { readTls } from "../platform/TlsFiles.ts"
 import type { EtcdTooOld } from "./EtcdClient.ts"
 import * as EtcdLockStore from "./EtcdLockStore.ts"
 
@@ -20,22 +21,12 @@ export const layer: Layer.Layer<LockStore, ConfigProblem | EmbeddedEtcd.Embedded
         endpoints: yield* endpoints,
         username,
         password,
-        tls: yield* readTls(tls),
+        tls: yield* readTls("lock.etcd.tls", tls),
         allowOld,
         timeoutMillis: settings.lock.backendTimeoutMillis
       })
     })
   )
-
-const readTls = ({ ca, cert, key }: TlsFiles) =>
-  Effect.try({
-    try: () => ({
-      ...(ca === undefined ? {} : { ca: fs.readFileSync(ca) }),
-      ...(cert === undefined ? {} : { cert: fs.readFileSync(cert) }),
-      ...(key === undefined ? {} : { key: fs.readFileSync(key) })
-    }),
-    catch: (cause) => configProblem("lock.etcd.tls", String(cause), "paths of readable PEM files")
-  })
 
 /**
  * Without a setting and with `dlock.env` local, an embedded etcd keeps its data under `.dlock/` of the working directory,

@@ -1,50 +1,37 @@
-// @effect-diagnostics nodeBuiltinImport:off
 /**
  * lock-server as a process: the surface L1 to L8 over the backend that `lock.backend` names.
  *
  * It listens whether or not the backend is there: without it, it is alive and not ready, answers BACKEND_UNAVAILABLE, and
  * goes on by itself when the backend comes. Only what waiting does not mend ends it.
  */
-import { Deferred, Effect, Layer, Redacted, Schedule } from "effect"
-import * as fs from "node:fs"
-import type { ConnectionOptions } from "node:tls"
+import { Deferred, Effect, Layer, type Redacted, Schedule } from "effect"
 import { LockStore } from "../../core/lock/LockStore.ts"
 import { LockHttpApi } from "../api/LockHttpApi.ts"
 import { database } from "../platform/Database.ts"
 import * as HttpServer from "../platform/HttpServer.ts"
 import { Draining, Readiness } from "../platform/Management.ts"
 import * as Migrations from "../platform/Migrations.ts"
-import { configProblem, ServiceConfig, type TlsFiles } from "../platform/ServiceConfig.ts"
+import * as Pg from "../platform/Pg.ts"
+import { ServiceConfig } from "../platform/ServiceConfig.ts"
+import { readTls } from "../platform/TlsFiles.ts"
 import * as AdminHandlers from "./AdminHandlers.ts"
-import * as EtcdBackend from "./EtcdBackend.ts"
+import type * as EtcdBackend from "./EtcdBackend.ts"
 import * as LockHandlers from "./LockHandlers.ts"
 import * as LockService from "./LockService.ts"
 import * as PgLockStore from "./PgLockStore.ts"
-
-const readTls = ({ ca, cert, key }: TlsFiles) =>
-  Effect.try({
-    try: (): ConnectionOptions => ({
-      ...(ca === undefined ? {} : { ca: fs.readFileSync(ca) }),
-      ...(cert === undefined ? {} : { cert: fs.readFileSync(cert) }),
-      ...(key === undefined ? {} : { key: fs.readFileSync(key) })
-    }),
-    catch: (cause) => configProblem("lock.pg.tls", String(cause), "paths of readable PEM files")
-  })
-
-const userOf = (url: Redacted.Redacted) => decodeURIComponent(URL.parse(Redacted.value(url))?.username ?? "")
 
 const pg = Layer.unwrap(
   Effect.gen(function* () {
     const config = yield* ServiceConfig
     const url = yield* database("lockdb", config.lock.pg)
-    if (config.migrate && userOf(url) === PgLockStore.ROLE) {
+    if (config.migrate && Pg.userOf(url) === PgLockStore.ROLE) {
       yield* Effect.logInfo(`${PgLockStore.ROLE} may create no tables: the schema is left to \`migrate lockdb\``)
     } else if (config.migrate) {
       yield* migrate(url)
     }
     return PgLockStore.layer({
       url,
-      tls: yield* readTls(config.lock.pg.tls),
+      tls: yield* readTls("lock.pg.tls", config.lock.pg.tls),
       timeoutMillis: config.settings.lock.backendTimeoutMillis,
       applicationName: config.instance
     })
@@ -69,10 +56,12 @@ const migrate = (url: Redacted.Redacted) => {
 const backend = Layer.unwrap(
   Effect.gen(function* () {
     const { lock } = yield* ServiceConfig
-    const etcd = EtcdBackend.layer
-    // Widened by hand: `unwrap` wants one type.
-    const chosen: Layer.Layer<LockStore, Layer.Error<typeof pg> | Layer.Error<typeof etcd>, ServiceConfig> =
-      lock.backend === "pg" ? pg : etcd
+    // Widened by hand: `unwrap` wants one type. etcd's client is loaded (0.2 s) only where it is used.
+    const chosen: Layer.Layer<
+      LockStore,
+      Layer.Error<typeof pg> | Layer.Error<typeof EtcdBackend.layer>,
+      ServiceConfig
+    > = lock.backend === "pg" ? pg : (yield* Effect.promise(() => import("./EtcdBackend.ts"))).layer
     return chosen
   })
 )

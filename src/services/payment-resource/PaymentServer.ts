@@ -1,14 +1,11 @@
-// @effect-diagnostics nodeBuiltinImport:off
 /**
  * payment-resource as a process: the surface over PostgreSQL, as role `dlock_payment`.
  *
  * Ready means: paydb answers, every guard of it is in place, and its kill switch says what this process was told. In
  * production a database that an experiment has written to is never ready.
  */
-import { Effect, Layer, Redacted, Schedule } from "effect"
+import { Effect, Layer, Schedule } from "effect"
 import type { SqlError } from "effect/sql"
-import * as fs from "node:fs"
-import type { ConnectionOptions } from "node:tls"
 import { PaymentStore } from "../../core/payment/PaymentStore.ts"
 import { PaymentHttpApi } from "../api/PaymentHttpApi.ts"
 import { database } from "../platform/Database.ts"
@@ -18,7 +15,8 @@ import { Draining, Readiness } from "../platform/Management.ts"
 import type { MigrationError } from "../platform/Migrations.ts"
 import * as PaydbReadiness from "../platform/PaydbReadiness.ts"
 import * as Pg from "../platform/Pg.ts"
-import { type ConfigProblem, configProblem, ServiceConfig, type TlsFiles } from "../platform/ServiceConfig.ts"
+import { type ConfigProblem, ServiceConfig } from "../platform/ServiceConfig.ts"
+import { readTls } from "../platform/TlsFiles.ts"
 import * as PaymentHandlers from "./PaymentHandlers.ts"
 import * as PaymentService from "./PaymentService.ts"
 import * as PgPaydb from "./PgPaydb.ts"
@@ -35,23 +33,11 @@ const readiness = Layer.effect(
   })
 )
 
-const readTls = ({ ca, cert, key }: TlsFiles) =>
-  Effect.try({
-    try: (): ConnectionOptions => ({
-      ...(ca === undefined ? {} : { ca: fs.readFileSync(ca) }),
-      ...(cert === undefined ? {} : { cert: fs.readFileSync(cert) }),
-      ...(key === undefined ? {} : { key: fs.readFileSync(key) })
-    }),
-    catch: (cause) => configProblem("payment.pg.tls", String(cause), "paths of readable PEM files")
-  })
-
-const userOf = (url: Redacted.Redacted) => decodeURIComponent(URL.parse(Redacted.value(url))?.username ?? "")
-
 const paydb = Layer.unwrap(
   Effect.gen(function* () {
     const config = yield* ServiceConfig
     const url = yield* database("paydb", config.payment.pg)
-    const serviceRole = userOf(url) === ROLE
+    const serviceRole = Pg.userOf(url) === ROLE
     if (config.migrate && serviceRole) {
       yield* Effect.logInfo(`${ROLE} may create no tables: the schema is left to \`migrate paydb\``)
     } else if (config.migrate) {
@@ -67,7 +53,7 @@ const paydb = Layer.unwrap(
     return Pg.layer({
       url,
       applicationName: config.instance,
-      tls: yield* readTls(config.payment.pg.tls),
+      tls: yield* readTls("payment.pg.tls", config.payment.pg.tls),
       // Whoever may migrate could do anything; what this process runs is bound to its role.
       parameters: serviceRole ? {} : { role: ROLE }
     })

@@ -8,7 +8,7 @@
  * Stopping: the ports stay, new connections are refused, what is under way is finished, within a bound; then whatever
  * still runs is interrupted and answered BACKEND_UNAVAILABLE. The management port goes last.
  */
-import { NodeHttpServer } from "@effect/platform-node"
+import * as NodeHttpServer from "@effect/platform-node/NodeHttpServer"
 import { Clock, Deferred, Effect, Layer, Metric, type Scope } from "effect"
 import { HttpRouter, HttpServer, HttpServerRequest, HttpServerResponse } from "effect/http"
 import { type HttpApi, HttpApiBuilder, type HttpApiGroup } from "effect/http-api"

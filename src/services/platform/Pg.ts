@@ -69,6 +69,10 @@ export const make = (options: PgOptions): Effect.Effect<PgClient.PgClient, SqlEr
     })
   }).pipe(Effect.provideServiceEffect(Reactivity.Reactivity, Reactivity.make))
 
+/** Who the URL says to connect as; empty when it does not say. */
+export const userOf = (url: Redacted.Redacted): string =>
+  decodeURIComponent(URL.parse(Redacted.value(url))?.username ?? "")
+
 /** `make` as a layer, under both service names. */
 export const layer = (options: PgOptions): Layer.Layer<PgClient.PgClient | SqlClient.SqlClient, SqlError.SqlError> =>
   PgClient.layerFrom(make(options))

@@ -1,14 +1,11 @@
-// @effect-diagnostics nodeBuiltinImport:off
 /**
  * rail-proxy as a process. It brings no schema up to date: paydb and its migrations belong to payment-resource, and as
  * role `dlock_rail` it could not. Until they are applied it runs and is not ready.
  *
  * Stopping: the port closes, submissions under way run to their recorded outcome, then the pool goes.
  */
-import { Effect, Layer, Random, Redacted } from "effect"
+import { Effect, Layer, Random } from "effect"
 import type { SqlError } from "effect/sql"
-import * as fs from "node:fs"
-import type { ConnectionOptions } from "node:tls"
 import * as Metrics from "../../core/Metrics.ts"
 import { Rail } from "../../core/rail/Rail.ts"
 import { SubmissionStore } from "../../core/rail/SubmissionStore.ts"
@@ -20,7 +17,8 @@ import { Draining, Readiness } from "../platform/Management.ts"
 import type { MigrationError } from "../platform/Migrations.ts"
 import * as PaydbReadiness from "../platform/PaydbReadiness.ts"
 import * as Pg from "../platform/Pg.ts"
-import { type ConfigProblem, configProblem, ServiceConfig, type TlsFiles } from "../platform/ServiceConfig.ts"
+import { type ConfigProblem, ServiceConfig } from "../platform/ServiceConfig.ts"
+import { readTls } from "../platform/TlsFiles.ts"
 import * as HttpRail from "./HttpRail.ts"
 import * as PgSubmissionStore from "./PgSubmissionStore.ts"
 import * as RailHandlers from "./RailHandlers.ts"
@@ -30,18 +28,6 @@ const ROLE = "dlock_rail"
 
 /** Names this process in the record of what it may send; another process, also its successor, has another. */
 const bootId = Effect.map(Random.nextIntBetween(0, 0x1_0000_0000_0000), (drawn) => drawn.toString(16).padStart(12, "0"))
-
-const readTls = ({ ca, cert, key }: TlsFiles) =>
-  Effect.try({
-    try: (): ConnectionOptions => ({
-      ...(ca === undefined ? {} : { ca: fs.readFileSync(ca) }),
-      ...(cert === undefined ? {} : { cert: fs.readFileSync(cert) }),
-      ...(key === undefined ? {} : { key: fs.readFileSync(key) })
-    }),
-    catch: (cause) => configProblem("rail.pg.tls", String(cause), "paths of readable PEM files")
-  })
-
-const userOf = (url: Redacted.Redacted) => decodeURIComponent(URL.parse(Redacted.value(url))?.username ?? "")
 
 const pool = Layer.unwrap(
   Effect.gen(function* () {
@@ -53,9 +39,9 @@ const pool = Layer.unwrap(
       maxConnections: 16,
       // Longer than the deadline of a call: the answer to a commit that is on its way may still be of use.
       answerTimeout: "3 seconds",
-      tls: yield* readTls(rail.pg.tls),
+      tls: yield* readTls("rail.pg.tls", rail.pg.tls),
       // Whoever connects, what this process runs is bound to its role.
-      parameters: userOf(url) === ROLE ? {} : { role: ROLE }
+      parameters: Pg.userOf(url) === ROLE ? {} : { role: ROLE }
     })
   })
 )
