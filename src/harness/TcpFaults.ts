@@ -36,6 +36,8 @@ export interface LostAnswer {
    * after so many ms, and what follows it after that.
    */
   readonly how: "silence" | "reset" | { readonly lateMillis: number }
+  /** Nothing comes down on any connection after it, until `heal`. Default: false. */
+  readonly forGood?: boolean
 }
 
 export interface Counts {
@@ -67,6 +69,8 @@ export interface TcpFaults {
   readonly cut: Effect.Effect<void>
   /** Replaces what was asked for before; undone by `heal`. */
   readonly loseAnswer: (lost: LostAnswer) => Effect.Effect<void>
+  /** Where new connections go to from now on, as when a name moves to another server. */
+  readonly retarget: (port: number) => Effect.Effect<void>
   readonly counts: Effect.Effect<Counts>
 }
 
@@ -91,7 +95,8 @@ export const start = Effect.fnUntraced(function* (
   /** Opened whenever the rules change, for those who hold. */
   let changed = Latch.makeUnsafe()
   let rules = healthy
-  let lost: { readonly how: LostAnswer["how"]; left: number } | undefined
+  let targetPort = options.target.port
+  let lost: { readonly how: LostAnswer["how"]; readonly forGood: boolean; left: number } | undefined
   const counts = {
     connections: 0,
     refused: 0,
@@ -121,10 +126,10 @@ export const start = Effect.fnUntraced(function* (
       else from.on("close", () => offer(undefined))
       while (true) {
         const { at, bytes } = yield* Queue.take(queue)
-        while (rules[direction].flow === "hold") yield* changed.await
-        const { delayMillis, flow } = rules[direction]
-        const waitMillis = delayMillis - Number(clock.monotonicTimeNanosUnsafe() - at) / 1e6
+        const waitMillis = rules[direction].delayMillis - Number(clock.monotonicTimeNanosUnsafe() - at) / 1e6
         if (waitMillis > 0) yield* Effect.sleep(waitMillis)
+        while (rules[direction].flow === "hold") yield* changed.await
+        const { flow } = rules[direction]
         if (bytes === undefined) {
           // The end of a connection is something that arrives, too.
           if (flow === "pass" && !link.silent) to.destroy()
@@ -140,10 +145,12 @@ export const start = Effect.fnUntraced(function* (
         } else {
           const begun = link.answers.read(bytes)
           counts.answers += begun
-          const loss = begun > 0 && lost !== undefined && (lost.left -= begun) <= 0 ? lost.how : undefined
-          if (loss !== undefined) {
+          const due = begun > 0 && lost !== undefined && (lost.left -= begun) <= 0 ? lost : undefined
+          if (due !== undefined) {
+            const loss = due.how
             lost = undefined
             counts.answersLost++
+            if (due.forGood) change({ ...rules, down: { ...rules.down, flow: "drop" } })
             if (loss === "reset") {
               counts.resets++
               link.reset()
@@ -170,7 +177,7 @@ export const start = Effect.fnUntraced(function* (
       return
     }
     counts.connections++
-    const server = net.connect({ host: options.target.host ?? "127.0.0.1", port: options.target.port })
+    const server = net.connect({ host: options.target.host ?? "127.0.0.1", port: targetPort })
     const link: Link = {
       answers: new Answers(options.answers ?? "bytes"),
       silent: false,
@@ -223,7 +230,8 @@ export const start = Effect.fnUntraced(function* (
       change({ ...rules, refuse: true })
       resetAll()
     }),
-    loseAnswer: ({ how, nth }) => Effect.sync(() => (lost = { how, left: nth })),
+    loseAnswer: ({ forGood = false, how, nth }) => Effect.sync(() => (lost = { how, forGood, left: nth })),
+    retarget: (port) => Effect.sync(() => (targetPort = port)),
     counts: Effect.sync(() => ({ ...counts }))
   }
 })

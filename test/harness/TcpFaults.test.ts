@@ -138,7 +138,7 @@ describe("TcpFaults", () => {
     })
   )
 
-  it.live("loses the answer it is told to, and no other: in silence, by a reset, or for a while", () =>
+  it.live("loses the answer it is told to, and no other: in silence, by a reset, for a while, or with all others", () =>
     Effect.gen(function* () {
       const faults = yield* TcpFaults.start({ target: { port: yield* echo } })
       const ask = (client: Client, text: string) =>
@@ -167,7 +167,15 @@ describe("TcpFaults", () => {
       const startedAt = performance.now()
       yield* ask(late, "1")
       assert.isAtLeast(performance.now() - startedAt, 190)
-      assert.strictEqual((yield* faults.counts).answersLost, 3)
+      yield* faults.loseAnswer({ nth: 1, how: "silence", forGood: true })
+      yield* late.send("2")
+      const after = yield* connect(faults.port)
+      yield* after.send("1")
+      yield* aWhile
+      assert.strictEqual(after.received(), "")
+      yield* faults.heal
+      yield* ask(after, "2")
+      assert.strictEqual((yield* faults.counts).answersLost, 4)
     })
   )
 

@@ -90,7 +90,8 @@ type Call<A> = (etcd: Etcd3, deadline: number) => Effect.Effect<A, EtcdOutage | 
 
 export interface EtcdClient {
   readonly txn: (request: ITxnRequest, budget: Budget) => Effect.Effect<Answer<ITxnResponse>, EtcdOutage | LeaseGone>
-  readonly grantLease: (ttlMillis: number, budget: Budget) => Effect.Effect<Lease, EtcdOutage>
+  /** `id` is a new one: see `randomLeaseId`. */
+  readonly grantLease: (id: string, ttlMillis: number, budget: Budget) => Effect.Effect<Lease, EtcdOutage>
   /** Revoking a lease that is gone is a success. */
   readonly revokeLease: (id: string, budget: Budget) => Effect.Effect<void, EtcdOutage>
   /** The full ttl from now on and the term of the leader's reign in which that was so; null: the lease is gone. */
@@ -189,8 +190,7 @@ export const make = Effect.fnUntraced(function* (
 
     txn: (request, budget) => call((etcd, deadline) => attempt(() => etcd.kv.txn(request, { deadline })), budget),
 
-    grantLease: Effect.fnUntraced(function* (ttlMillis, budget) {
-      const id = yield* randomLeaseId
+    grantLease: Effect.fnUntraced(function* (id, ttlMillis, budget) {
       const TTL = Math.ceil(ttlMillis / 1_000)
       const { value } = yield* callAnyway<string | null>(
         (etcd, deadline) =>
@@ -269,8 +269,8 @@ interface Remaining {
   readonly grantedMillis: number
 }
 
-/** 62 random bits: nobody else has it, and a repeated grant is told from another lease. */
-const randomLeaseId = Effect.map(
+/** 62 random bits: nobody else has it, so a lease that is there already was granted by an earlier try. */
+export const randomLeaseId = Effect.map(
   Effect.all([Random.nextIntBetween(1, 0x7fff_ffff), Random.nextIntBetween(0, 0x7fff_ffff)]),
   ([high, low]) => ((BigInt(high) << 31n) | BigInt(low)).toString()
 )

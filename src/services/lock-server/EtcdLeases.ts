@@ -2,7 +2,8 @@
  * The leases that are not a holder's: those under which ended things are remembered, and those that are finished.
  */
 import { Clock, Effect, FiberSet, type Scope, Semaphore } from "effect"
-import type { Budget, EtcdClient, EtcdOutage } from "./EtcdClient.ts"
+import { type Budget, type EtcdClient, type EtcdOutage, type Lease, randomLeaseId } from "./EtcdClient.ts"
+import { revisionIs } from "./EtcdLayout.ts"
 
 export interface MemoryOptions {
   /** What is written now is remembered at least for so long, */
@@ -20,13 +21,13 @@ const KEYS_PER_LEASE = 2_000
 export interface Memory {
   /** A lease for `keys` more keys to be remembered under. */
   readonly lease: (keys: number, budget: Budget) => Effect.Effect<string, EtcdOutage>
-  /** `id` turned out to be gone (etcd was restored, somebody revoked it): do not answer it again. */
-  readonly forget: (id: string) => void
+  /** The lease may be gone (etcd was restored, somebody revoked it): take another one the next time. */
+  readonly forget: () => void
 }
 
 /** One lease at a time, replaced after `turnMillis` or when full; the old ones run out by themselves. */
 export const makeMemory = Effect.fnUntraced(function* (
-  client: EtcdClient,
+  leases: Leases,
   { keepMillis, turnMillis }: MemoryOptions
 ): Effect.fn.Return<Memory> {
   const clock = yield* Clock.Clock
@@ -50,37 +51,50 @@ export const makeMemory = Effect.fnUntraced(function* (
             const meanwhile = take(keys)
             if (meanwhile !== undefined) return meanwhile
             const until = clock.monotonicTimeNanosUnsafe() + BigInt(turnMillis) * 1_000_000n
-            const { id } = yield* client.grantLease(keepMillis + turnMillis, budget)
+            const { id } = yield* leases.grant(keepMillis + turnMillis, budget)
             current = { id, until, keys }
             return id
           })
         )
       }),
-    forget: (id) => {
-      if (current?.id === id) current = undefined
+    forget: () => {
+      current = undefined
     }
   }
 })
 
-export interface FinishedLeases {
+export interface Leases {
+  /** A new lease; if it is not known whether it was granted, it is revoked in the background. */
+  readonly grant: (ttlMillis: number, budget: Budget) => Effect.Effect<Lease, EtcdOutage>
   /** Revokes the lease in the background. It serves no grant any more, or never did, and is not used again. */
   readonly finish: (id: string) => Effect.Effect<void>
+  /**
+   * The same, unless `key` still has that revision: for a call of which it is not known whether it ended what the lease
+   * kept. If it did, nobody else would ever revoke the lease.
+   */
+  readonly finishIfGone: (id: string, key: string, revision: string) => Effect.Effect<void>
 }
 
 const FINISH_MILLIS = 5_000
 
 /** When the scope closes, what is under way is waited for, within a second. What fails runs out by itself. */
-export const makeFinishedLeases = Effect.fnUntraced(function* (
+export const makeLeases = Effect.fnUntraced(function* (
   client: EtcdClient
-): Effect.fn.Return<FinishedLeases, never, Scope.Scope> {
+): Effect.fn.Return<Leases, never, Scope.Scope> {
   const running = yield* FiberSet.make<void>()
   yield* Effect.addFinalizer(() => Effect.timeoutOption(FiberSet.awaitEmpty(running), "1 second"))
+  const inBackground = <E>(run: (budget: Budget) => Effect.Effect<unknown, E>) =>
+    Effect.flatMap(client.budget(FINISH_MILLIS), run).pipe(Effect.ignore, FiberSet.run(running), Effect.asVoid)
+  const finish = (id: string) => inBackground((budget) => client.revokeLease(id, budget))
   return {
-    finish: (id) =>
-      Effect.flatMap(client.budget(FINISH_MILLIS), (budget) => client.revokeLease(id, budget)).pipe(
-        Effect.ignore,
-        FiberSet.run(running),
-        Effect.asVoid
+    grant: (ttlMillis, budget) =>
+      Effect.flatMap(randomLeaseId, (id) => Effect.onError(client.grantLease(id, ttlMillis, budget), () => finish(id))),
+    finish,
+    finishIfGone: (id, key, revision) =>
+      inBackground((budget) =>
+        Effect.flatMap(client.txn({ compare: [revisionIs(key, revision)] }, budget), ({ value }) =>
+          value.succeeded ? Effect.void : client.revokeLease(id, budget)
+        )
       )
   }
 })

@@ -21,7 +21,7 @@
  */
 import { Effect, Layer, type Scope } from "effect"
 import type { IKeyValue } from "etcd3"
-import { type FencingToken, type LockGrant, type LockKey, type OwnerId, type SessionId } from "../../core/lock/Lock.ts"
+import type { AcquireId, FencingToken, LockGrant, LockKey, OwnerId, SessionId } from "../../core/lock/Lock.ts"
 import {
   backendUnavailable,
   FencedOut,
@@ -110,6 +110,9 @@ export const layer = (options: EtcdLockStoreOptions): Layer.Layer<LockStore, Etc
 
 type Doubt = EtcdOutage | LeaseGone
 
+/** It may have been applied: what it names may be in use. */
+const isUnknown = (failure: Doubt) => failure._tag === "EtcdOutage" && failure.effect === "unknown"
+
 /** How often a call starts over because somebody else was faster, before it says that it could not decide. */
 const ROUNDS = 8
 
@@ -124,31 +127,33 @@ const openSession = Effect.fnUntraced(function* (
   { openId, ownerId, ttlMillis }: Parameters<LockStore["Service"]["openSession"]>[0],
   budget: Budget
 ) {
-  const { at, client, finished } = state
+  const { at, client, leases } = state
   const open = at.open(ownerId, openId)
   for (let round = 0; round < ROUNDS; round++) {
     const openedAt = state.now()
-    const lease = yield* client.grantLease(ttlMillis, budget)
+    const lease = yield* leases.grant(ttlMillis, budget)
     const sessionId = sessionOf(lease.id)
     const value = { ownerId, openId, ttlMillis: lease.ttlMillis }
-    const { value: answer } = yield* client.txn(
-      {
-        compare: [revisionIs(open, "0")],
-        success: [
-          put(open, { sessionId }, lease.id),
-          put(at.session(sessionId), value, lease.id),
-          put(at.opened(sessionId), value)
-        ],
-        failure: [range(open)]
-      },
-      budget
-    )
+    const { value: answer } = yield* client
+      .txn(
+        {
+          compare: [revisionIs(open, "0")],
+          success: [
+            put(open, { sessionId }, lease.id),
+            put(at.session(sessionId), value, lease.id),
+            put(at.opened(sessionId), value)
+          ],
+          failure: [range(open)]
+        },
+        budget
+      )
+      .pipe(Effect.tapError((failure) => (isUnknown(failure) ? Effect.void : leases.finish(lease.id))))
     const before = answer.succeeded ? sessionId : readOpened(found(answer)[0])?.sessionId
     if (before === sessionId) {
       state.owners.set(sessionId, ownerId)
       return { sessionId, ownerId, ttlMillis: lease.ttlMillis, expiresAt: openedAt + lease.ttlMillis }
     }
-    yield* finished.finish(lease.id)
+    yield* leases.finish(lease.id)
     if (before === undefined) continue
     // The repeat counts from its own sending, so the session has to last that long.
     const kept = yield* Effect.option(heartbeat(state, before, ownerId, budget))
@@ -179,13 +184,18 @@ const liveSession = Effect.fnUntraced(function* (
   sessionId: SessionId,
   ownerId: OwnerId,
   budget: Budget
-): Effect.fn.Return<{ readonly openId: string; readonly term: string }, SessionUnknown | SessionExpired | Doubt> {
+): Effect.fn.Return<
+  { readonly openId: AcquireId; readonly revision: string; readonly term: string },
+  SessionUnknown | SessionExpired | Doubt
+> {
   const { value } = yield* look(state, sessionKeys(state, sessionId), budget)
   const [kv, opened, expired] = found(value)
   const session = readSession(kv)
-  if (session?.ownerId !== ownerId) return yield* sessionFailure(sessionId, ownerId, kv, opened, expired)
+  if (kv === undefined || session?.ownerId !== ownerId) {
+    return yield* sessionFailure(sessionId, ownerId, kv, opened, expired)
+  }
   state.owners.set(sessionId, ownerId)
-  return { openId: session.openId, term: value.header.raft_term }
+  return { openId: session.openId, revision: kv.mod_revision, term: value.header.raft_term }
 })
 
 const sessionKeys = ({ at }: State, sessionId: SessionId) => [
@@ -213,22 +223,20 @@ const closeSession = Effect.fnUntraced(function* (
   ownerId: OwnerId,
   budget: Budget
 ) {
-  const { at, client, finished } = state
+  const { at, client, leases } = state
   const lease = leaseOf(sessionId)
   if (lease === undefined) return yield* new SessionUnknown({ sessionId })
-  const { openId } = yield* liveSession(state, sessionId, ownerId, budget)
-  const { repeated, value } = yield* client.txn(
-    {
-      compare: [exists(at.session(sessionId))],
-      success: [
-        remove(at.session(sessionId)),
-        remove(at.opened(sessionId)),
-        remove(at.open(ownerId, openId as Parameters<typeof at.open>[1]))
-      ],
-      failure: sessionKeys(state, sessionId).map(range)
-    },
-    budget
-  )
+  const { openId, revision } = yield* liveSession(state, sessionId, ownerId, budget)
+  const { repeated, value } = yield* client
+    .txn(
+      {
+        compare: [revisionIs(at.session(sessionId), revision)],
+        success: [remove(at.session(sessionId)), remove(at.opened(sessionId)), remove(at.open(ownerId, openId))],
+        failure: sessionKeys(state, sessionId).map(range)
+      },
+      budget
+    )
+    .pipe(Effect.onError(() => leases.finishIfGone(lease, at.session(sessionId), revision)))
   if (!value.succeeded) {
     const [session, opened, expired] = found(value)
     const failure = sessionFailure(sessionId, ownerId, session, opened, expired)
@@ -236,7 +244,7 @@ const closeSession = Effect.fnUntraced(function* (
     if (!repeated || failure._tag === "SessionExpired") return yield* failure
   }
   state.owners.delete(sessionId)
-  yield* finished.finish(lease)
+  yield* leases.finish(lease)
 })
 
 // -----------------------------------------------------------------------------
@@ -244,7 +252,7 @@ const closeSession = Effect.fnUntraced(function* (
 // -----------------------------------------------------------------------------
 
 const tryAcquire = Effect.fnUntraced(function* (state: State, request: AcquireRequest, budget: Budget) {
-  const { at, client, finished, memory, shortMemory } = state
+  const { at, client, leases, memory, shortMemory } = state
   const { acquireId, key, ownerId, sessionId, ttlMillis } = request
   const acquired = at.acquire(sessionId, key, acquireId)
   const keys = [...sessionKeys(state, sessionId), acquired, at.lock(key), at.held(key), at.floor]
@@ -283,7 +291,7 @@ const tryAcquire = Effect.fnUntraced(function* (state: State, request: AcquireRe
       if (floor.foreign) return yield* backendUnavailable("tryAcquire", "token_floor")
 
       const grantedAt = state.now()
-      lease ??= yield* client.grantLease(ttlMillis, budget)
+      lease ??= yield* leases.grant(ttlMillis, budget)
       const { offset } = floor
       const grant = { sessionId, ownerId, acquireId, ttlMillis: lease.ttlMillis, grantedAt, offset }
       // The grant before, whose end nobody has told yet, ends here at the latest.
@@ -291,6 +299,8 @@ const tryAcquire = Effect.fnUntraced(function* (state: State, request: AcquireRe
       const end = holder === undefined ? "expired" : "session"
       const ids = yield* memory.lease(1, budget)
       const ends = last === undefined ? undefined : yield* shortMemory.lease(1, budget)
+      // From here on: should the call be given up, its fate is unknown.
+      used = true
       const { repeated, value } = yield* client
         .txn(
           {
@@ -315,21 +325,14 @@ const tryAcquire = Effect.fnUntraced(function* (state: State, request: AcquireRe
           budget
         )
         .pipe(
-          Effect.tapError((failure) =>
-            Effect.sync(() => {
-              used = failure._tag === "EtcdOutage" && failure.effect === "unknown"
-              if (failure._tag === "LeaseGone") {
-                memory.forget(ids)
-                if (ends !== undefined) shortMemory.forget(ends)
-              }
-            })
-          )
+          Effect.tapError((failure) => Effect.sync(() => (used = isUnknown(failure)))),
+          // Without its session the grant before is free, whoever gets the key now.
+          Effect.ensuring(holder === undefined ? Effect.void : leases.finish(holder.lease))
         )
       const isGranted = value.succeeded || (repeated && readStored(found(value)[4])?.lease === lease.id)
       if (isGranted && last !== undefined) tell(state, key, last, end)
-      if (isGranted && holder !== undefined) yield* finished.finish(holder.lease)
+      used = isGranted
       if (value.succeeded) {
-        used = true
         const stored = {
           grant,
           revision: value.header.revision,
@@ -348,7 +351,7 @@ const tryAcquire = Effect.fnUntraced(function* (state: State, request: AcquireRe
 
   return yield* Effect.ensuring(
     attempt,
-    Effect.suspend(() => (lease === undefined || used ? Effect.void : finished.finish(lease.id)))
+    Effect.suspend(() => (lease === undefined || used ? Effect.void : leases.finish(lease.id)))
   )
 })
 
@@ -384,7 +387,7 @@ const answerAgain = Effect.fnUntraced(function* (
   view: Parameters<typeof found>[0],
   budget: Budget
 ): Effect.fn.Return<LockGrant | undefined, LockLost | Doubt> {
-  const { at, client, finished } = state
+  const { at, client, leases } = state
   const holder = readStored(found(view)[4])
   if (holder !== undefined && (before === undefined || holder.revision === before.create_revision)) {
     const remaining = yield* client.remaining(holder.lease, budget)
@@ -403,7 +406,7 @@ const answerAgain = Effect.fnUntraced(function* (
       return answerOf(key, holder, expiresAt, remaining)
     }
     // Less than a second is nothing to work with, and a definite end is better than a grant that dies on the way.
-    yield* finished.finish(holder.lease)
+    yield* leases.finish(holder.lease)
     return yield* new LockLost({ key, token: holder.token, reason: "expired" })
   }
   if (before === undefined) return undefined
@@ -497,29 +500,32 @@ const release = Effect.fnUntraced(function* (
   token: FencingToken,
   budget: Budget
 ) {
-  const { at, client, finished } = state
+  const { at, client, leases } = state
   const own = yield* ownGrant(state, key, ownerId, token, budget)
   const by = state.callName()
-  const { repeated, value } = yield* client.txn(
-    {
-      compare: [revisionIs(at.lock(key), own.revision), exists(at.session(own.grant.sessionId))],
-      success: yield* ending(state, key, own, "released", by, budget),
-      failure: [range(at.ended(key, token))]
-    },
-    budget
-  )
+  const { repeated, value } = yield* client
+    .txn(
+      {
+        compare: [revisionIs(at.lock(key), own.revision), exists(at.session(own.grant.sessionId))],
+        success: yield* ending(state, key, own, "released", by, budget),
+        failure: [range(at.ended(key, token))]
+      },
+      budget
+    )
+    .pipe(Effect.onError(() => leases.finishIfGone(own.lease, at.lock(key), own.revision)))
   const isOurs = value.succeeded || (repeated && readEnded(found(value)[0])?.by === by)
   if (!isOurs) return yield* lost(state, key, ownerId, token, budget)
   state.grants.delete(key)
-  yield* finished.finish(own.lease)
+  yield* leases.finish(own.lease)
   return { heldMillis: Math.max(0, state.now() - own.grant.grantedAt) }
 })
 
 const revoke = Effect.fnUntraced(function* (state: State, request: RevokeRequest, budget: Budget) {
-  const { at, client, finished } = state
+  const { at, client, leases } = state
   const { expectedToken, key, operator, reason, revocationId } = request
   const revocation = at.revocation(key, revocationId)
   const by = state.callName()
+  let tried: Stored | undefined
   let floor = yield* knowFloor(state, budget)
   for (let round = 0; round < ROUNDS; round++) {
     const { value: view } = yield* look(state, [revocation, at.lock(key)], budget)
@@ -527,12 +533,13 @@ const revoke = Effect.fnUntraced(function* (state: State, request: RevokeRequest
     const done = readRevocation(before)
     const holder = readStored(lock)
     if (before !== undefined && done !== undefined) {
+      // Our own first try, whose answer was lost, has ended it.
+      if (done.by === by && tried !== undefined) yield* leases.finish(tried.lease)
       return {
         key,
         revokedToken: BigInt(done.token) as FencingToken,
         newTokenFloor: tokenOf(before.create_revision, done.offset),
         revocationId,
-        // Of our own first try, whose answer was lost.
         heldMillis: done.by === by ? Math.max(0, state.now() - done.grantedAt) : null
       }
     }
@@ -543,34 +550,37 @@ const revoke = Effect.fnUntraced(function* (state: State, request: RevokeRequest
       return yield* new FencedOut({ point: "lock", op: "revoke", resource: key, presented, highest: holder.token })
     }
     if (floor.foreign) return yield* backendUnavailable("revoke", "token_floor")
+    tried = holder
     const { grantedAt } = holder.grant
-    const at_ = state.now()
+    const revokedAt = state.now()
     const { offset } = floor
-    const { value } = yield* client.txn(
-      {
-        compare: [
-          revisionIs(at.lock(key), holder.revision),
-          exists(at.session(holder.grant.sessionId)),
-          revisionIs(revocation, "0"),
-          revisionIs(at.floor, floor.revision)
-        ],
-        success: [
-          ...(yield* ending(state, key, holder, "revoked", by, budget)),
-          put(revocation, { operator, reason, at: at_, token: String(holder.token), offset, grantedAt, by })
-        ],
-        failure: [range(at.floor)]
-      },
-      budget
-    )
+    const { value } = yield* client
+      .txn(
+        {
+          compare: [
+            revisionIs(at.lock(key), holder.revision),
+            exists(at.session(holder.grant.sessionId)),
+            revisionIs(revocation, "0"),
+            revisionIs(at.floor, floor.revision)
+          ],
+          success: [
+            ...(yield* ending(state, key, holder, "revoked", by, budget)),
+            put(revocation, { operator, reason, at: revokedAt, token: String(holder.token), offset, grantedAt, by })
+          ],
+          failure: [range(at.floor)]
+        },
+        budget
+      )
+      .pipe(Effect.onError(() => leases.finishIfGone(holder.lease, at.lock(key), holder.revision)))
     if (value.succeeded) {
       state.grants.delete(key)
-      yield* finished.finish(holder.lease)
+      yield* leases.finish(holder.lease)
       return {
         key,
         revokedToken: holder.token,
         newTokenFloor: tokenOf(value.header.revision, offset),
         revocationId,
-        heldMillis: Math.max(0, at_ - grantedAt)
+        heldMillis: Math.max(0, revokedAt - grantedAt)
       }
     }
     floor = state.floor = floorOf(value, 0) ?? floor

@@ -15,7 +15,7 @@ import {
 import type { ExpiredGrant } from "../../core/lock/LockStore.ts"
 import { type Answer, type Budget, type EtcdClient, EtcdOutage, LeaseGone } from "./EtcdClient.ts"
 import { found, type Layout, layout, put, range, readFloor, revisionIs, type Stored } from "./EtcdLayout.ts"
-import { type FinishedLeases, makeFinishedLeases, makeMemory, type Memory } from "./EtcdLeases.ts"
+import { type Leases, makeLeases, makeMemory, type Memory } from "./EtcdLeases.ts"
 
 export interface StateOptions {
   /** Bound of each operation. */
@@ -37,7 +37,7 @@ export interface State {
   readonly timeoutMillis: number
   /** By the clock of the instance; whoever calls may have another one. */
   readonly now: () => number
-  readonly finished: FinishedLeases
+  readonly leases: Leases
   /** For acquire ids and what operators want to see: at least 10 minutes. */
   readonly memory: Memory
   /** For how a grant ended: at least 2 minutes; after that it is `superseded`. */
@@ -69,6 +69,7 @@ export const makeState = Effect.fnUntraced(function* (
 ): Effect.fn.Return<State, never, Scope.Scope> {
   const clock = yield* Clock.Clock
   const instance = yield* Random.nextIntBetween(0, Number.MAX_SAFE_INTEGER)
+  const leases = yield* makeLeases(client)
   let calls = 0
   return {
     client,
@@ -76,9 +77,9 @@ export const makeState = Effect.fnUntraced(function* (
     prefix,
     timeoutMillis,
     now: () => clock.currentTimeMillisUnsafe(),
-    finished: yield* makeFinishedLeases(client),
-    memory: yield* makeMemory(client, { keepMillis: 600_000, turnMillis: 120_000 }),
-    shortMemory: yield* makeMemory(client, { keepMillis: 120_000, turnMillis: 30_000 }),
+    leases,
+    memory: yield* makeMemory(leases, { keepMillis: 600_000, turnMillis: 120_000 }),
+    shortMemory: yield* makeMemory(leases, { keepMillis: 120_000, turnMillis: 30_000 }),
     grants: new Recent(REMEMBERED),
     owners: new Recent(REMEMBERED),
     untold: [],
@@ -118,13 +119,26 @@ export class Recent<K, V> {
 // calls
 // -----------------------------------------------------------------------------
 
-/** One operation of the store: ends within the timeout, whatever etcd does. */
+/**
+ * One operation of the store: ends within the timeout, whatever etcd does. It starts over once when a lease was gone that
+ * it counted on: nothing was changed then, and the next one is new.
+ */
 export const operation = <A, E>(
   state: State,
   name: string,
   run: (budget: Budget) => Effect.Effect<A, E | EtcdOutage | LeaseGone>
 ): Effect.Effect<A, Exclude<E, EtcdOutage | LeaseGone> | BackendError> =>
-  Effect.flatMap(state.client.budget(state.timeoutMillis), run).pipe(
+  Effect.flatMap(state.client.budget(state.timeoutMillis), (budget) =>
+    Effect.catchIf(
+      run(budget),
+      (failure): failure is E & LeaseGone => failure instanceof LeaseGone,
+      () => {
+        state.memory.forget()
+        state.shortMemory.forget()
+        return run(budget)
+      }
+    )
+  ).pipe(
     boundedBy(state.timeoutMillis + 100, () => backendUnavailable(name, "no answer in time")),
     Effect.mapError((failure) => backendFailure(name, failure))
   )

@@ -46,9 +46,12 @@ export const sweep = Effect.fnUntraced(function* (
   })
   const gone = opened.filter((kv) => !living.has(nameOf(kv, at.opened(""))))
 
-  const told = yield* tellAll(state, ended, endGrant, budget)
+  const told = yield* Effect.ensuring(
+    tellAll(state, ended, endGrant, budget),
+    // Whoever tells it: without their session they are free, and not before they are told, or they would look expired.
+    Effect.forEach(ended, ({ end, grant }) => (end === "session" ? finishLeaseOf(state, grant, locks) : Effect.void))
+  )
   const expired = yield* tellAll(state, gone, endSession, budget)
-  for (const { end, grant } of told) if (end === "session") yield* finishLeaseOf(state, grant, locks)
   const expiredGrants = [...state.untold.splice(0), ...told.map((one) => toldOf(state, one))]
   return {
     expiredGrants,
@@ -118,7 +121,7 @@ const endSession = ({ at }: State, kv: IKeyValue, memory: string) => {
 /** The lease of a grant that ended with its session still runs; `held` does not know it, the lock does. */
 const finishLeaseOf = (state: State, { revision }: Stored, locks: ReadonlyArray<IKeyValue>) => {
   const lock = locks.find((kv) => kv.mod_revision === revision)
-  return lock === undefined ? Effect.void : state.finished.finish(lock.lease)
+  return lock === undefined ? Effect.void : state.leases.finish(lock.lease)
 }
 
 const all = (prefix: string, keysOnly: boolean): IRequestOp => ({
