@@ -10,27 +10,28 @@ import type { ChunkResult } from "../sim/Batch.ts"
 import { Marks } from "../sim/Marks.ts"
 import type { Job } from "./SimJob.ts"
 
-/** One deliberate bug: a place of a source file that is unique there, and what stands there instead. */
-export interface Patch {
+/** A place of a source file, unique there unless `all`, and what stands there instead. Without types: it is for `dist` too. */
+export interface Edit {
   readonly file: string
   readonly find: string
   readonly replace: string
+  readonly all?: boolean
 }
 
 export type JobResult = ChunkResult
 
 export interface WorkerJob {
   readonly jobs: ReadonlyArray<Job>
-  /** The next job; the earliest failed one; whether the patch was applied. */
+  /** The next job; the earliest failed one; how many edits were applied. */
   readonly shared: SharedArrayBuffer
-  readonly mutant: Patch | undefined
+  readonly mutant: ReadonlyArray<Edit> | undefined
   readonly stopAtFailure: boolean
 }
 
 export interface PoolOptions {
   readonly jobs: ReadonlyArray<Job>
   readonly workers?: number | undefined
-  readonly mutant?: Patch | undefined
+  readonly mutant?: ReadonlyArray<Edit> | undefined
   /** Default true. */
   readonly stopAtFailure?: boolean
   /** Told after each job. */

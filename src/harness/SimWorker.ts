@@ -6,30 +6,41 @@
 import "./LeanRuntime.ts"
 import { registerHooks } from "node:module"
 import { parentPort, workerData } from "node:worker_threads"
-import type { JobResult, WorkerJob } from "./SimPool.ts"
+import type { Edit, JobResult, WorkerJob } from "./SimPool.ts"
 
 const { jobs, mutant, shared, stopAtFailure } = workerData as WorkerJob
 const counters = new Int32Array(shared)
 
+/** Places that a formatter or a compiler may have broken into lines differently are compared without their blanks. */
+const applied = new Set<Edit>()
+const apply = (text: string, edit: Edit): string => {
+  const { all, file, find, replace } = edit
+  const blank = /\s+/
+  const pattern = find
+    .trim()
+    .split(blank)
+    .map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"))
+    .join("\\s+")
+  const places = [...text.matchAll(new RegExp(pattern, "g"))].length
+  if (places !== 1 && !(all === true && places > 0)) {
+    throw new Error(`the mutant no longer applies: ${places} places of ${file} say ${find}`)
+  }
+  applied.add(edit)
+  return text.replaceAll(new RegExp(pattern, "g"), () => replace)
+}
+
 if (mutant !== undefined) {
-  const { file, find, replace } = mutant
-  const path = new RegExp(`/${file.replace(/\.ts$/, "")}\\.(ts|js)$`)
   registerHooks({
     load: (url, context, next) => {
       const loaded = next(url, context)
-      if (!path.test(url)) return loaded
-      const text = String(loaded.source)
-      const parts = text.split(find)
-      if (parts.length !== 2) {
-        throw new Error(`the mutant no longer applies: ${parts.length - 1} places of ${file} say ${find}`)
-      }
-      counters[2] = 1
-      return { ...loaded, source: parts.join(replace) }
+      const own = mutant.filter(({ file }) => url.replace(/\.[jt]s$/, "").endsWith(file.replace(/\.ts$/, "")))
+      return own.length === 0 ? loaded : { ...loaded, source: own.reduce(apply, String(loaded.source)) }
     }
   })
 }
 
 const { runJob } = await import("./SimJob.ts")
+if (mutant !== undefined && applied.size !== mutant.length) throw new Error("a file of the mutant was not loaded")
 
 for (;;) {
   const at = Atomics.add(counters, 0, 1)

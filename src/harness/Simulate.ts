@@ -12,7 +12,7 @@ import { Exited, exitCodes } from "../services/platform/ExitCodes.ts"
 import { mutantOf, mutants as allMutants } from "./Mutants.ts"
 import { timeline } from "./Report.ts"
 import type { Job } from "./SimJob.ts"
-import { type Patch, runJobs, type SimThreadDied, type Sum } from "./SimPool.ts"
+import { type Edit, runJobs, type SimThreadDied, type Sum } from "./SimPool.ts"
 
 interface World {
   readonly paymentFencing: boolean
@@ -141,7 +141,7 @@ export const run = Effect.fnUntraced(function* (
   }
   let bad = false
   for (const scenario of chosen) {
-    if (!(yield* batch(scenario, seed, flags, mutant?.patch))) bad = true
+    if (!(yield* batch(scenario, seed, flags, mutant?.edits))) bad = true
   }
   if (bad) return yield* findings
 })
@@ -155,7 +155,7 @@ const batch = Effect.fnUntraced(function* (
     readonly report: string | undefined
     readonly json: boolean
   },
-  mutant: Patch | undefined
+  mutant: ReadonlyArray<Edit> | undefined
 ) {
   const jobs: Array<Job> = []
   for (let from = 0; from < flags.runs; from += perChunk) {
@@ -356,10 +356,11 @@ export const mutants = Effect.fnUntraced(function* (flags: {
   for (const mutant of chosen) {
     let foundBy: string | undefined
     let runs = 0
-    for (const attempt of mutant.under) {
+    for (const attempt of mutant.under ?? [{ scenario: "uc-03" }, { scenario: "uc-05" }]) {
       const jobs: Array<Job> = []
       const per = mutant.canary === true ? 3 : 50
-      const most = mutant.canary === true ? 3 : flags.runs
+      // An explained survivor is tried too, to notice when its reason is gone; not for long.
+      const most = mutant.canary === true ? 3 : mutant.survives === undefined ? flags.runs : Math.min(200, flags.runs)
       for (let from = 0; from < most; from += per) {
         jobs.push({
           kind: "chunk",
@@ -371,7 +372,7 @@ export const mutants = Effect.fnUntraced(function* (flags: {
           traps: false
         })
       }
-      const sum = yield* runJobs({ jobs, workers: flags.workers, mutant: mutant.patch }).pipe(
+      const sum = yield* runJobs({ jobs, workers: flags.workers, mutant: mutant.edits }).pipe(
         Effect.catchTag("SimThreadDied", died)
       )
       runs += sum.failure === undefined ? sum.runs : sum.failure.job * per + sum.failure.result.runs

@@ -296,6 +296,7 @@ export const specOf = (scenario: Scenario, fixed: Fixed = {}): fc.Arbitrary<RunS
       lockServers: between(scenario.lockServers),
       rail: railFaults(scenario.rail, railFault),
       staleHolder: maybe(scenario.stale ?? 0),
+      railLatencyMillis: sometimes(scenario.rail > 0 ? 30 : 0, 0, 200, 700, 1_300),
       railBlindMillis: sometimes(scenario.rail, 0, 300, 3_000),
       // swarm in three runs of four
       faults: fc.oneof(

@@ -152,6 +152,7 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
     railNode,
     stub.replaceControl({
       ...RailStub.wellBehaved,
+      latency: { fixedMillis: spec.railLatencyMillis, jitterMillis: 0 },
       holdMillis: settings.rail.readTimeoutMillis * 2,
       faults: spec.rail.map(({ kind, paid }) => ({ kind, paid, times: 1 })),
       lookup: { ...RailStub.wellBehaved.lookup, visibilityDelayMillis: spec.railBlindMillis }

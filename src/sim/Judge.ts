@@ -10,6 +10,7 @@ import { checkTokenOrder } from "../core/TokenOrder.ts"
 import { boundMillis, settingsOf } from "./RunSpec.ts"
 import type { Cluster } from "./Cluster.ts"
 import { unsound } from "./Leaks.ts"
+import { violationsOf } from "./SimPaydb.ts"
 
 export interface Verdict {
   /** INV-01 .., LIVE-01, or one of the simulation's own checks. */
@@ -37,6 +38,14 @@ export const judge = (
     verdicts.push({ check: invariant, subject, detail })
   }
   verdicts.push(...oneTokenOneSubmission(history))
+  // What the database itself would show an operator. With a switch off it shows the harm that is expected.
+  if (spec.paymentFencing && spec.railFencing && spec.guards) {
+    for (const [name, count] of Object.entries(violationsOf(cluster.paydb))) {
+      const pardoned = name === "INV-06" && !terminal
+      if (count > 0 && !pardoned)
+        verdicts.push({ check: `paydb ${name}`, subject: "paydb", detail: `${count} rows violate ${name}` })
+    }
+  }
   if (!terminal) {
     for (const { detail, subject } of everyPayoutTerminal(history)) {
       verdicts.push({ check: "LIVE-01", subject, detail: `${detail} ${boundMillis(spec) / 1000} s after the faults` })

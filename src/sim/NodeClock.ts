@@ -26,6 +26,12 @@ export class NodeClock implements Clock.Clock {
     this.originMicros = mix(world.seed, Purpose.clockOrigin, node.key, process.boot)
   }
 
+  /** Looked at from outside, so it is no operation of the node. */
+  get monotonicMicros(): number {
+    const { node, world } = this.process
+    return this.originMicros + Math.floor((world.now - this.bootedAt) * node.monotonicRate)
+  }
+
   currentTimeMillisUnsafe(): number {
     const millis = Math.floor(this.process.node.wallMicros / 1000)
     this.process.node.see(wallRead)
@@ -39,9 +45,8 @@ export class NodeClock implements Clock.Clock {
   }
 
   monotonicTimeNanosUnsafe(): bigint {
-    const { node, world } = this.process
-    const micros = this.originMicros + Math.floor((world.now - this.bootedAt) * node.monotonicRate)
-    node.see(monotonicRead)
+    const micros = this.monotonicMicros
+    this.process.node.see(monotonicRead)
     return BigInt(micros) * 1000n
   }
 

@@ -162,10 +162,6 @@ export const lockClient = (
   acquire: client.acquire
 })
 
-/**
- * A check that goes well is compared with the truth at the moment it was asked: the process may be stopped between the
- * check and whatever comes next, which is the very window that only the token closes.
- */
 const heldLock = (lock: HeldLock, process: Process, recorder: Recorder): HeldLock => ({
   key: lock.key,
   token: lock.token,
@@ -173,10 +169,10 @@ const heldLock = (lock: HeldLock, process: Process, recorder: Recorder): HeldLoc
     return lock.deadline
   },
   checkStillHeld: Effect.suspend(() => {
-    const wasTrue = recorder.beliefIsTrue(lock.token)
+    const left = recorder.believes(process, lock.key, lock.token, lock.deadline)
     return Effect.onExit(lock.checkStillHeld, (exit) =>
       Effect.sync(() => {
-        if (Exit.isSuccess(exit)) recorder.believed(process, lock.key, lock.token, wasTrue)
+        if (Exit.isSuccess(exit) && left <= 0) recorder.tooLate(process, lock.key, lock.token)
         else if (failureTag(exit) === "LockLost") recorder.tell(process, lock.token, "LOCK_LOST")
       })
     )

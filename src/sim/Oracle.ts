@@ -91,10 +91,10 @@ export class Oracle {
     )
   }
 
-  /** Whether neither lease nor session of that grant has run out by time, released or revoked as it may be. */
-  inTime(token: bigint, now: number): boolean {
+  /** When that grant ends by time, released or revoked as it may be: with its lease or its session. */
+  endOf(token: bigint): number | undefined {
     const grant = this.#grants.get(token)
-    return grant !== undefined && now < grant.expiresAt && now < grant.session.expiresAt
+    return grant === undefined ? undefined : Math.min(grant.expiresAt, grant.session.expiresAt)
   }
 
   #opened({ openId, ownerId, ttlMillis }: OpenSession, answer: Session, now: number): string | undefined {

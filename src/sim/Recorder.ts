@@ -3,12 +3,13 @@
  * inside a critical section, and what somebody believed against what was true. It watches from outside: at the ports of the
  * programs and at the stores, never inside a program.
  */
-import { Exit, Option } from "effect"
+import { Clock, Context, Exit, Option } from "effect"
 import type { FenceEvent } from "../core/History.ts"
 import type { LockOp } from "../core/LockHistory.ts"
 import type { AccountId, PayoutId } from "../core/payment/Payout.ts"
 import { Marks } from "./Marks.ts"
 import type { Node, Process } from "./Node.ts"
+import { NodeClock } from "./NodeClock.ts"
 import { type LockCommit, Oracle } from "./Oracle.ts"
 import type { SimPaydbState } from "./SimPaydb.ts"
 import type { VirtualWorld } from "./VirtualWorld.ts"
@@ -182,6 +183,10 @@ export class Recorder {
       )
     }
     if (failure === "FencedOut") this.marks.hit(`fenced out at ${point}`)
+    const said: unknown = Exit.isSuccess(answer) ? answer.value : undefined
+    if (isSecondSubmission(said)) {
+      this.find("DUPLICATE-ATTEMPTED", write.payoutId, `${op} under ${write.token} of what was submitted before`)
+    }
     if (failure === undefined ? rowsChanged === 0 : failure !== "FencedOut" && rowsChanged === 0) return
     this.fences.push({
       point,
@@ -245,16 +250,32 @@ export class Recorder {
     return this.leftAt.get(key) ?? 0
   }
 
-  /** `checkStillHeld` went well: then neither lease nor session may have run out before it was asked. */
-  believed(process: Process, key: string, token: bigint, wasTrue: boolean): void {
-    if (!wasTrue) {
-      this.find("BELIEF", key, `${process.node.name} believes to hold ${token}, whose lease or session has run out`)
+  /**
+   * How long the holder believes to hold the lock yet, in microseconds.
+   *
+   * Belief within truth: whatever a holder's deadline is at any moment, by the store's clock neither its lease nor its
+   * session ends before it. Its process may be stopped between a check and what comes next; its deadline is then still right.
+   */
+  believes(process: Process, key: string, token: bigint, deadlineNanos: bigint): number {
+    const clock = Context.get(process.context, Clock.Clock)
+    if (!(clock instanceof NodeClock) || this.lockdb === undefined) return 0
+    const ends = this.oracle.endOf(token)
+    const left = (Number(deadlineNanos / 1000n) - clock.monotonicMicros) / process.node.monotonicRate
+    if (ends === undefined) return left
+    const truly = (ends * 1000 - this.lockdb.wallMicros) / this.lockdb.wallRate
+    if (left > truly && left > 0) {
+      this.find(
+        "BELIEF",
+        key,
+        `${process.node.name} believes to hold ${token} for another ${Math.round(left / 1000)} ms, the store for ${Math.round(truly / 1000)} ms`
+      )
     }
+    return left
   }
 
-  /** By the store's clock, and by time alone: of a revocation the holder learns when it asks. */
-  beliefIsTrue(token: bigint): boolean {
-    return this.oracle.inTime(token, this.lockTime())
+  /** A check went well although the holder's own deadline had passed before it was asked. */
+  tooLate(process: Process, key: string, token: bigint): void {
+    this.find("BELIEF", key, `${process.node.name} goes on under ${token} after its own deadline`)
   }
 
   tell(process: Process, token: bigint, what: Told["what"]): void {
@@ -275,6 +296,10 @@ export class Recorder {
     }
   }
 }
+
+/** (c2) turns away who is not the claimant, and the claimant reads the record first: nobody gets as far as the slot. */
+const isSecondSubmission = (intent: unknown): boolean =>
+  typeof intent === "object" && intent !== null && "sameToken" in intent && intent.sameToken === false
 
 export const failureTag = (exit: Exit.Exit<unknown, unknown>): string | undefined => {
   if (Exit.isSuccess(exit)) return undefined

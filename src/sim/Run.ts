@@ -102,6 +102,7 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
   const isTerminal = terminal()
 
   // A leak is what is held for longer than a lease and a session can last after its section was left.
+  const doneAt = world.now
   const free = (): boolean => recorder.oracle.held(recorder.lockTime()).length === 0
   if (!runUntil(world.now + micros(leakMillis(cluster) + 1_000), free)) {
     for (const [key, { token }] of recorder.oracle.held(recorder.lockTime())) {
@@ -114,6 +115,11 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
         )
       }
     }
+  }
+
+  const calm = spec.faults.length === 0 && spec.lossPerMille + spec.duplicatePerMille + spec.latePerMille === 0
+  if (calm && world.now - doneAt > 1_000_000) {
+    recorder.find("NOT-RELEASED", "lock", `free only ${(world.now - doneAt) / 1e6} s after the work was done`)
   }
 
   for (const node of workers) node.stop()

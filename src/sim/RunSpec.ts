@@ -31,6 +31,8 @@ export const RunSpec = Schema.Struct({
   payouts: Schema.Int,
   /** What the rail does with the submits it gets, in order; well-behaved afterwards. */
   rail: Schema.Array(Schema.Struct({ kind: SubmitFault, paid: Schema.Boolean })),
+  /** The rail thinks about each submit for up to so long: that makes a section as long as a lease. */
+  railLatencyMillis: Schema.Int,
   /** For so long after a payment the rail's lookup does not find it. */
   railBlindMillis: Schema.Int,
   /** The kill switches of the fences. */
@@ -65,6 +67,7 @@ export const simplest: RunSpec = {
   accounts: 1,
   payouts: 1,
   rail: [],
+  railLatencyMillis: 0,
   railBlindMillis: 0,
   paymentFencing: true,
   railFencing: true,

@@ -56,9 +56,13 @@ export interface Scenario {
 const base = (scenario: string, fields: Partial<RunSpec> = {}): RunSpec => ({ ...simplest, scenario, ...fields })
 
 /** A payout that FAILED and was paid later, and that the reconciler has found out about. */
-const foundLate = (verdict: Verdict, { paydb }: Cluster): boolean =>
+const foundLate = (verdict: Verdict, { paydb, spec }: Cluster): boolean =>
   verdict.check === "INV-06" &&
   verdict.detail.startsWith("FAILED") &&
+  // only a stop behind the last look at the clock can do that
+  spec.faults.some(
+    (fault) => fault.kind === "pause" && fault.when.at === "point" && fault.when.name === "rail.send.before"
+  ) &&
   paydb.lookups.some(({ payoutId, result }) => payoutId === verdict.subject && result === "EXECUTED")
 
 const unfoundLate = (cluster: Cluster): boolean =>
