@@ -14,7 +14,7 @@ import { LockHttpApi } from "../../src/services/api/LockHttpApi.ts"
 import { PaymentHttpApi } from "../../src/services/api/PaymentHttpApi.ts"
 import { RailHttpApi } from "../../src/services/api/RailHttpApi.ts"
 import { RailStubHttpApi } from "../../src/services/api/RailStubHttpApi.ts"
-import * as AdminHandlers from "../../src/services/lock-server/AdminHandlers.ts"
+import { routes as adminRoutes } from "../../src/services/lock-server/AdminHandlers.ts"
 import * as PgLockStore from "../../src/services/lock-server/PgLockStore.ts"
 import * as PgPaydb from "../../src/services/payment-resource/PgPaydb.ts"
 import { actuatorRoutes } from "../../src/services/platform/Management.ts"
@@ -48,7 +48,7 @@ const routes = new Set(
     ...routesOf(RailHttpApi),
     ...routesOf(RailStubHttpApi),
     ...actuatorRoutes,
-    ...AdminHandlers.routes
+    ...adminRoutes
   ].map(([method, route]) => `${method} ${route}`)
 )
 const series = exported()
