@@ -259,11 +259,13 @@ export const setToNow = (metric: Gauge): Effect.Effect<void> =>
 export const timed =
   <A, E>(outcome: (exit: Exit.Exit<A, E>) => Histogram | undefined) =>
   <R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
-    Effect.flatMap(Clock.monotonicTimeNanos, (start) =>
-      Effect.onExit(self, (exit) => {
+    // Around every call: one operation instead of six.
+    Effect.withFiber((fiber) => {
+      const clock = fiber.getRef(Clock.Clock)
+      const start = clock.monotonicTimeNanosUnsafe()
+      return Effect.onExit(self, (exit) => {
         const metric = Exit.hasInterrupts(exit) ? undefined : outcome(exit)
-        return metric === undefined
-          ? Effect.void
-          : Effect.flatMap(Clock.monotonicTimeNanos, (end) => Metric.update(metric, Number(end - start) / 1e9))
+        metric?.updateUnsafe(Number(clock.monotonicTimeNanosUnsafe() - start) / 1e9, fiber.context)
+        return Effect.void
       })
-    )
+    })
