@@ -60,7 +60,11 @@ mv -f "$staging/files/usr/bin/promtool" "$cache/promtool"
 
 const promtool = () => {
   const named = process.env["DLOCK_PROMTOOL"]
-  if (named !== undefined && named !== "") return named
+  if (named !== undefined && named !== "") {
+    if (runs(named)) return named
+    process.stderr.write(`DLOCK_PROMTOOL is ${named}, which does not run as promtool: correct or unset it\n`)
+    process.exit(2)
+  }
   const cache = join(root, ".dlock/promtool")
   const installed = join(cache, "promtool")
   for (const candidate of [
