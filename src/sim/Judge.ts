@@ -77,12 +77,33 @@ const checkLocks = (cluster: Cluster, verdicts: Array<Verdict>): Judged["lockChe
   const oracle = recorder.findings.every(({ check }) => check !== "ORACLE")
   // Who does not wait may not overtake those who do: "held" then says nothing of a holder.
   const evidence = recorder.lockOps.filter(({ answer, key }) => answer !== "held" || !recorder.waitedFor.has(key ?? ""))
-  const ops = inStoreTime(evidence, recorder.lockdb?.wallRate ?? 1)
+  const ops = inStoreTime([...evidence, ...grantedUnheard(recorder)], recorder.lockdb?.wallRate ?? 1)
   const order = checkTokenOrder(ops)
   for (const { detail, key } of order) verdicts.push({ check: "TOKEN-ORDER", subject: key, detail })
   const linearizable = checkLinearizable(ops, 20_000)
   for (const { detail, key } of linearizable.violations) verdicts.push({ check: "LINEARIZABLE", subject: key, detail })
   return { oracle, tokenOrder: order.length === 0, linearizable: linearizable.verdict }
+}
+
+/**
+ * A second copy of an acquire may be granted long after the first was refused, and nobody hears of it. Calls and answers
+ * alone can not tell, so the store is asked, as one asks the audit of a real one. The grant ends with its lease.
+ */
+const grantedUnheard = ({ grants, lockOps }: Cluster["recorder"]): ReadonlyArray<LockOp> => {
+  const nameOf = (sessionId: string | null, key: string | null, id: string | null) => `${sessionId} ${key} ${id}`
+  const heard = new Set<string>()
+  const refused = new Map<string, LockOp>()
+  for (const op of lockOps) {
+    if (op.call !== "acquire") continue
+    const name = nameOf(op.sessionId, op.key, op.requestId)
+    if (op.answer === "ok" || op.answer === "unknown") heard.add(name)
+    else if (!refused.has(name)) refused.set(name, op)
+  }
+  return grants.flatMap(({ acquireId, key, sessionId, ttlMillis }): ReadonlyArray<LockOp> => {
+    const name = nameOf(sessionId, key, acquireId)
+    const op = heard.has(name) ? undefined : refused.get(name)
+    return op === undefined ? [] : [{ ...op, returned: Infinity, answer: "unknown", ttlMillis }]
+  })
 }
 
 /** A store whose clock is fast ends leases early by as much. */

@@ -71,6 +71,13 @@ export class Recorder {
   paydb: SimPaydbState | undefined
   /** By token: when its lease ends, in virtual microseconds. */
   readonly leaseEnds = new Map<bigint, number>()
+  /** What the store has granted, whether or not anybody was told. */
+  readonly grants: Array<{
+    readonly sessionId: string
+    readonly key: string
+    readonly acquireId: string
+    readonly ttlMillis: number
+  }> = []
   /** Keys for which somebody has waited in line: others are then refused although the key may just be free. */
   readonly waitedFor = new Set<string>()
   /** Processes that go on by design after they were told to stop. */
@@ -128,6 +135,7 @@ export class Recorder {
       if ("ownerId" in commit) this.note(commit.ownerId, "renew", grant.token, `keeps token ${grant.token}`, end)
       else if (commit.op === "tryAcquire") {
         const { key, ownerId } = commit.request
+        this.grants.push(commit.request)
         this.note(ownerId, "grant", grant.token, `gets the lock ${key} with token ${grant.token}`, end)
       }
     }
