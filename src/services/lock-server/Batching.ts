@@ -1,7 +1,7 @@
 /**
  * Natural batching: while a call is on its way, requests queue up, and the next call takes all of them.
  *
- * - Who is alone is not kept waiting: he goes at once, by the call for one.
+ * - Who is alone is not kept waiting: he goes at once.
  * - A call that is under way belongs to nobody. It runs to its end whoever gives up, so its outcome is known to the others.
  *   A request whose caller gives up in the queue is never sent.
  * - What a call for many leaves out is tried alone, beside the batches and never more than `alone` at a time: a request
@@ -23,8 +23,9 @@ export interface BatchingOptions<Request, A, E> {
   readonly distinct?: (request: Request) => string
   /** Requests of one name are the same: in one call they are one, with one answer for all. */
   readonly same?: (request: Request) => string
+  /** Beside the workers; it may take its time. */
   readonly one: (request: Request) => Effect.Effect<A, E>
-  /** The answers in the order of the requests (two or more); undefined: left out, and to be tried alone. */
+  /** The answers in the order of the requests (one or more); undefined: left out, and to be tried alone. */
   readonly many: (requests: ReadonlyArray<Request>) => Effect.Effect<ReadonlyArray<Exit.Exit<A, E> | undefined>>
   readonly refuse: (why: "full" | "closed") => E
 }
@@ -54,11 +55,11 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
   const idle = Deferred.makeUnsafe<void>()
   const places = Semaphore.makeUnsafe(options.alone)
   let working = 0
-  let aside = 0
+  let besides = 0
   let closed = false
 
   const left = () => {
-    if (closed && working === 0 && aside === 0) Deferred.doneUnsafe(idle, Effect.void)
+    if (closed && working === 0 && besides === 0) Deferred.doneUnsafe(idle, Effect.void)
   }
   const answer = (jobs: Group, exit: Exit.Exit<A, E>) => {
     for (const job of jobs) Deferred.doneUnsafe(job.answer, exit)
@@ -91,14 +92,14 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
 
   const alone = (jobs: Group) =>
     Effect.suspend(() => options.one(jobs[0].request)).pipe(
-      Effect.updateContext(() => jobs[0].context),
+      inContext(jobs[0].context),
       Effect.exit,
       Effect.map((exit) => answer(jobs, exit))
     )
 
   const together = (groups: ReadonlyArray<Group>, context: Context.Context<never>) =>
     Effect.suspend(() => options.many(groups.map(([{ request }]) => request))).pipe(
-      Effect.updateContext(() => context),
+      inContext(context),
       Effect.exit,
       Effect.flatMap((exit) => {
         const leftOut: Array<Group> = []
@@ -111,7 +112,7 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
           if (own === undefined) leftOut.push(jobs)
           else answer(jobs, own)
         }
-        aside += leftOut.length
+        besides += leftOut.length
         return Effect.forEach(
           leftOut,
           (jobs) =>
@@ -119,7 +120,7 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
               Effect.ensuring(
                 places.withPermit(alone(jobs)),
                 Effect.sync(() => {
-                  aside--
+                  besides--
                   left()
                 })
               )
@@ -139,8 +140,7 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
     body: () => {
       const groups = take()
       const [first] = groups
-      if (first === undefined) return Effect.void
-      return groups.length === 1 ? alone(first) : together(groups, first[0].context)
+      return first === undefined ? Effect.void : together(groups, first[0].context)
     },
     step: () => {}
   })
@@ -175,3 +175,9 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
       })
   }
 })
+
+/** The worker was started by somebody else. */
+const inContext =
+  (context: Context.Context<never>) =>
+  <A, E>(self: Effect.Effect<A, E>): Effect.Effect<A, E> =>
+    Effect.updateContext<A, E, never, never>(self, () => context)

@@ -23,16 +23,32 @@ import * as Batching from "./Batching.ts"
 import * as PgCalls from "./PgCalls.ts"
 import { contended, grant, type GrantRow, lost, noSession, session, type SessionRow } from "./PgCalls.ts"
 
-/** Batches, those that are tried alone, and the calls that are not batched. */
-export const CONNECTIONS = { contenders: 8, holders: 6 }
-
 const ACQUIRES = { workers: 2, batch: 128, queue: 2_000, alone: 5 }
 /** Each of the three kinds. */
 const HOLDS = { workers: 1, batch: 128, queue: 2_000, alone: 1 }
 
+/**
+ * Connections. The workers of the queues have theirs: a connection plans the statements of a batch once (about 30 ms of
+ * processor time), so few of them should. `Aside`: what is tried alone, and the calls that are not batched.
+ */
+export const CONNECTIONS = {
+  contenders: ACQUIRES.workers,
+  contendersAside: ACQUIRES.alone + 1,
+  holders: 3 * HOLDS.workers,
+  holdersAside: 3 * HOLDS.alone + 1
+}
+
+/**
+ * How long the workers of the queues wait for a row that somebody else has. Whoever needs it longer waits aside, so that
+ * the next call goes out: two keys whose rows are held would stop all acquires otherwise.
+ */
+export const PATIENCE_MILLIS = 10
+
+export type Pools = Readonly<Record<keyof typeof CONNECTIONS, PgClient.PgClient>>
+
 export interface PgBatchesOptions {
-  readonly contenders: PgClient.PgClient
-  readonly holders: PgClient.PgClient
+  /** Of `CONNECTIONS`; those of `contenders` and `holders` with a `lock_timeout` of `PATIENCE_MILLIS`. */
+  readonly pools: Pools
   readonly timeoutMillis: number
 }
 
@@ -54,7 +70,8 @@ type HeartbeatFailure = SessionUnknown | SessionExpired | BackendError
 /** An answer of a batch: which of its items it is for, counted from 1. */
 type Numbered<Row> = Row & { readonly n: number }
 
-export const make = Effect.fnUntraced(function* ({ contenders, holders, timeoutMillis }: PgBatchesOptions) {
+export const make = Effect.fnUntraced(function* ({ pools, timeoutMillis }: PgBatchesOptions) {
+  const { contenders, contendersAside, holders, holdersAside } = pools
   const { bounded, one } = PgCalls.within(timeoutMillis)
 
   const lane = <Request, Row, A, E>(options: {
@@ -62,7 +79,7 @@ export const make = Effect.fnUntraced(function* ({ contenders, holders, timeoutM
     readonly sizes: typeof ACQUIRES
     readonly distinct?: (request: Request) => string
     readonly same?: (request: Request) => string
-    readonly one: (request: Request) => Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError>
+    readonly one: (request: Request, aside: boolean) => Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError>
     readonly many: (requests: ReadonlyArray<Request>) => Effect.Effect<ReadonlyArray<Numbered<Row>>, SqlError.SqlError>
     readonly answer: (row: Row, request: Request) => Exit.Exit<A, E>
   }): Effect.Effect<(request: Request) => Effect.Effect<A, E | BackendError>, never, Scope.Scope> =>
@@ -72,11 +89,16 @@ export const make = Effect.fnUntraced(function* ({ contenders, holders, timeoutM
         ...sizes,
         ...(distinct === undefined ? {} : { distinct }),
         ...(same === undefined ? {} : { same }),
-        one: (request) => Effect.flatMap(one(operation)(options.one(request)), (row) => answer(row, request)),
+        one: (request) => Effect.flatMap(one(operation)(options.one(request, true)), (row) => answer(row, request)),
         many: (requests) => {
+          const [first] = requests
+          const call =
+            requests.length === 1 && first !== undefined
+              ? Effect.map(options.one(first, false), (rows) => rows.map((row) => ({ ...row, n: 1 })))
+              : options.many(requests)
           const none = requests.map((): Exit.Exit<A, E | BackendError> | undefined => undefined)
-          return options.many(requests).pipe(
-            // Nothing was applied and it is not the backend's state: the item whose fault it is will fail alone.
+          return call.pipe(
+            // Nothing was applied and it is not the backend's state: the item whose fault it is will wait, or fail, alone.
             Effect.catchIf(isOfOneItem, () => Effect.succeed([])),
             bounded(operation),
             Effect.match({
@@ -107,8 +129,10 @@ export const make = Effect.fnUntraced(function* ({ contenders, holders, timeoutM
     sizes: ACQUIRES,
     same: ({ acquireId, key, ownerId, sessionId, ttlMillis }) =>
       JSON.stringify([key, sessionId, ownerId, acquireId, ttlMillis]),
-    one: ({ acquireId, key, ownerId, sessionId, ttlMillis }) =>
-      contenders`SELECT * FROM lock.acquire(${key}, ${ownerId}, ${sessionId}, ${ttlMillis}::int4, ${acquireId})`,
+    one: ({ acquireId, key, ownerId, sessionId, ttlMillis }, aside) =>
+      (aside
+        ? contendersAside
+        : contenders)`SELECT * FROM lock.acquire(${key}, ${ownerId}, ${sessionId}, ${ttlMillis}::int4, ${acquireId})`,
     many: (all) =>
       contenders`SELECT * FROM lock.acquire_batch(
         ${all.map(({ key }) => key)}::text[], ${all.map(({ ownerId }) => ownerId)}::text[],
@@ -125,8 +149,10 @@ export const make = Effect.fnUntraced(function* ({ contenders, holders, timeoutM
     operation: "renew",
     sizes: HOLDS,
     distinct: ({ key }) => key,
-    one: ({ key, ownerId, token, ttlMillis }) =>
-      holders`SELECT * FROM lock.renew(${key}, ${ownerId}, ${token}::int8, ${ttlMillis}::int4)`,
+    one: ({ key, ownerId, token, ttlMillis }, aside) =>
+      (aside
+        ? holdersAside
+        : holders)`SELECT * FROM lock.renew(${key}, ${ownerId}, ${token}::int8, ${ttlMillis}::int4)`,
     many: (all) =>
       holders`SELECT * FROM lock.renew_batch(
         ${all.map(({ key }) => key)}::text[], ${all.map(({ ownerId }) => ownerId)}::text[],
@@ -138,7 +164,8 @@ export const make = Effect.fnUntraced(function* ({ contenders, holders, timeoutM
     operation: "release",
     sizes: HOLDS,
     distinct: ({ key }) => key,
-    one: ({ key, ownerId, token }) => holders`SELECT * FROM lock.release(${key}, ${ownerId}, ${token}::int8)`,
+    one: ({ key, ownerId, token }, aside) =>
+      (aside ? holdersAside : holders)`SELECT * FROM lock.release(${key}, ${ownerId}, ${token}::int8)`,
     many: (all) =>
       holders`SELECT * FROM lock.release_batch(
         ${all.map(({ key }) => key)}::text[], ${all.map(({ ownerId }) => ownerId)}::text[],
@@ -151,7 +178,8 @@ export const make = Effect.fnUntraced(function* ({ contenders, holders, timeoutM
     operation: "heartbeat",
     sizes: HOLDS,
     distinct: ({ sessionId }) => sessionId,
-    one: ({ ownerId, sessionId }) => holders`SELECT * FROM lock.heartbeat(${sessionId}, ${ownerId})`,
+    one: ({ ownerId, sessionId }, aside) =>
+      (aside ? holdersAside : holders)`SELECT * FROM lock.heartbeat(${sessionId}, ${ownerId})`,
     many: (all) =>
       holders`SELECT * FROM lock.heartbeat_batch(
         ${all.map(({ sessionId }) => sessionId)}::text[], ${all.map(({ ownerId }) => ownerId)}::text[])`,

@@ -1,8 +1,8 @@
 /**
  * The lock store in PostgreSQL: each operation is one call of a function of `migrations/0001_locks.sql`, which is one
- * statement, one transaction and one commit.
+ * statement, one transaction and one commit; of operations that come in crowds one call does many (`PgBatches.ts`).
  *
- * - Three small pools. Renewals, releases and heartbeats have connections of their own: 200 contenders that wait for a
+ * - Small pools. Renewals, releases and heartbeats have connections of their own: 200 contenders that wait for a
  *   connection must not make a holder miss his renewal.
  * - Every call ends within the deadline. A write is never cancelled in flight (see `Pg.ts`): after the deadline its fate
  *   is unknown, and `BackendUnavailable` says so.
@@ -52,7 +52,7 @@ const NOTIFY_LIMIT = 10_000
 
 const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
   const { timeoutMillis } = options
-  const pgOptions = (maxConnections: number): Pg.PgOptions => ({
+  const pgOptions = (maxConnections: number, lockTimeoutMillis = timeoutMillis): Pg.PgOptions => ({
     url: options.url,
     ...(options.tls === undefined ? {} : { tls: options.tls }),
     applicationName: options.applicationName ?? "lock-server",
@@ -66,15 +66,20 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
       default_transaction_isolation: "read committed",
       // A statement whose caller has given up does not stay in the queue for a row. (A wait for a lock may be cancelled:
       // nothing is committed yet.)
-      lock_timeout: String(timeoutMillis)
+      lock_timeout: String(lockTimeoutMillis)
     }
   })
-  const contenders = yield* Pg.make(pgOptions(PgBatches.CONNECTIONS.contenders))
-  const holders = yield* Pg.make(pgOptions(PgBatches.CONNECTIONS.holders))
+  const { contenders, contendersAside, holders, holdersAside } = PgBatches.CONNECTIONS
+  const pools = yield* Effect.all({
+    contenders: Pg.make(pgOptions(contenders, PgBatches.PATIENCE_MILLIS)),
+    contendersAside: Pg.make(pgOptions(contendersAside)),
+    holders: Pg.make(pgOptions(holders, PgBatches.PATIENCE_MILLIS)),
+    holdersAside: Pg.make(pgOptions(holdersAside))
+  })
   const readers = yield* Pg.make(pgOptions(3))
 
   const { bounded, one } = PgCalls.within(timeoutMillis)
-  const { acquires, heartbeats, releases, renewals } = yield* PgBatches.make({ contenders, holders, timeoutMillis })
+  const { acquires, heartbeats, releases, renewals } = yield* PgBatches.make({ pools, timeoutMillis })
 
   const changed = yield* Queue.sliding<LockKey>(NOTIFY_LIMIT)
   const tell = (...keys: ReadonlyArray<LockKey>) => Queue.offerAll(changed, keys)
@@ -93,7 +98,7 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
     openSession: ({ openId, ownerId, ttlMillis }) =>
       Effect.map(
         one("openSession")(
-          contenders<SessionRow>`SELECT * FROM lock.open_session(${ownerId}, ${ttlMillis}::int4, ${openId})`
+          pools.contendersAside<SessionRow>`SELECT * FROM lock.open_session(${ownerId}, ${ttlMillis}::int4, ${openId})`
         ),
         (row) => session(row, ownerId)
       ),
@@ -102,7 +107,7 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
 
     closeSession: (sessionId, ownerId) =>
       Effect.flatMap(
-        one("closeSession")(holders<CloseRow>`SELECT * FROM lock.close_session(${sessionId}, ${ownerId})`),
+        one("closeSession")(pools.holdersAside<CloseRow>`SELECT * FROM lock.close_session(${sessionId}, ${ownerId})`),
         (row) => (row.outcome === "closed" ? tell(...(row.keys ?? [])) : Effect.fail(noSession(row.outcome, sessionId)))
       ).pipe(Effect.asVoid),
 
@@ -127,7 +132,7 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
     revoke: ({ expectedToken, key, operator, reason, revocationId }) =>
       Effect.flatMap(
         one("revoke")(
-          contenders<RevokeRow>`SELECT * FROM lock.revoke(${key}, ${operator}, ${reason}, ${expectedToken ?? null}::int8, ${revocationId})`
+          pools.contendersAside<RevokeRow>`SELECT * FROM lock.revoke(${key}, ${operator}, ${reason}, ${expectedToken ?? null}::int8, ${revocationId})`
         ),
         (row): Effect.Effect<RevokedGrant, LockNotFound | FencedOut> => {
           if (row.outcome === "not_found") return Effect.fail(new LockNotFound({ key }))

@@ -1,0 +1,389 @@
+// @effect-diagnostics nodeBuiltinImport:off
+/**
+ * `bench`: acquire and release through the SDK over HTTP, through the store alone, and on the bare backend, by one
+ * driver, in one run, in turns. What counts are the ratios: a machine that is busy slows all of them.
+ *
+ * The backend is an embedded one on this machine with fsync on. Progress goes to stderr; with `--json` stdout is one
+ * document.
+ */
+import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
+import { Clock, Console, Context, Effect, Fiber, Layer, Redacted, type Scope } from "effect"
+import { HttpClient } from "effect/http"
+import * as net from "node:net"
+import * as os from "node:os"
+import { LockKey, OwnerId, type Session } from "../core/lock/Lock.ts"
+import { LockApi } from "../core/lock/LockApi.ts"
+import type { LockStore } from "../core/lock/LockStore.ts"
+import { defaults, limits } from "../core/Settings.ts"
+import * as HttpLockApi from "../services/api/HttpLockApi.ts"
+import * as LockClient from "../services/lock-client/LockClient.ts"
+import * as EtcdLockStore from "../services/lock-server/EtcdLockStore.ts"
+import * as PgLockStore from "../services/lock-server/PgLockStore.ts"
+import * as EmbeddedEtcd from "../services/platform/EmbeddedEtcd.ts"
+import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
+import * as Migrations from "../services/platform/Migrations.ts"
+import { drive, percentiles, processorTimes, type Slice, spent, spread, type Work } from "./BenchDriver.ts"
+import { type BenchDocument, type BenchRow, table } from "./BenchReport.ts"
+import * as BenchSubstrate from "./BenchSubstrate.ts"
+import { HarnessError, make as makeWorld, waitUntil, type World } from "./Processes.ts"
+
+export interface BenchOptions {
+  readonly backend: "pg" | "etcd"
+  readonly clients: ReadonlyArray<number>
+  /** Of every subject with every number of clients. */
+  readonly seconds: number
+  /** The store and the bare backend only. */
+  readonly raw: boolean
+  readonly json: boolean
+}
+
+const ROUNDS = 5
+const WARM_SECONDS = 0.3
+/** Beyond what is measured, for everything that is started and stopped. */
+const OVERHEAD_SECONDS = 120
+
+interface Subject {
+  readonly name: string
+  readonly work: Work
+}
+
+/** A backend, the store on it, and what is compared with it. */
+interface Arena {
+  readonly pid: number
+  readonly store: Context.Context<LockStore>
+  readonly environment: Readonly<Record<string, string>>
+  readonly subjects: (clients: number) => Effect.Effect<ReadonlyArray<Subject>, BenchFailure, Scope.Scope | LockStore>
+}
+
+type BenchFailure = { readonly _tag: string }
+
+export const run = Effect.fnUntraced(
+  function* (options: BenchOptions) {
+    const start = yield* Clock.currentTimeMillis
+    const progress = (text: string) =>
+      Effect.flatMap(Clock.currentTimeMillis, (now) =>
+        Console.error(`${((now - start) / 1000).toFixed(1).padStart(6)} s  ${text}`)
+      )
+    const before = os.loadavg()[0] ?? Number.NaN
+    yield* progress(`starting ${options.backend === "pg" ? "PostgreSQL" : "etcd"}`)
+    const arena = yield* options.backend === "pg" ? pgArena : etcdArena
+    const most = Math.max(...options.clients)
+    const subjects: Array<Subject> = [
+      ...(yield* Effect.provideContext(
+        Effect.gen(function* () {
+          const store = { name: "store", work: yield* BenchSubstrate.store(most) }
+          return [store, ...(yield* arena.subjects(most))]
+        }),
+        arena.store
+      ))
+    ]
+    let server: Server | undefined
+    if (!options.raw) {
+      yield* progress("starting lock-server and its clients")
+      server = yield* startServer(yield* makeWorld, arena.environment)
+      subjects.unshift({ name: "sdk", work: yield* sdk(server, most) })
+    }
+    const rows: Array<BenchRow> = []
+    for (const clients of options.clients) {
+      rows.push(...(yield* compare(subjects, clients, options.seconds / ROUNDS, arena.pid, server?.pid, progress)))
+    }
+    if (server !== undefined) yield* progress("hand-overs, and renewals in a storm")
+    const service = server === undefined ? null : yield* Effect.provideContext(serviceFigures, server.api)
+    const document: BenchDocument = {
+      backend: options.backend,
+      machine: {
+        cores: os.availableParallelism(),
+        node: process.version,
+        load: [round(before), round(os.loadavg()[0] ?? Number.NaN)]
+      },
+      seconds: options.seconds,
+      rounds: ROUNDS,
+      rows,
+      service
+    }
+    yield* Console.log(options.json ? JSON.stringify(document) : table(document))
+  },
+  (effect, options) => {
+    const limit = OVERHEAD_SECONDS + 2 * options.clients.length * 5 * (options.seconds + ROUNDS)
+    return Effect.scoped(effect).pipe(
+      Effect.timeoutOrElse({
+        duration: `${limit} seconds`,
+        orElse: () => Effect.fail(new HarnessError({ step: "bench", message: `not done within ${limit} s` }))
+      })
+    )
+  }
+)
+
+const round = (value: number) => Math.round(value * 100) / 100
+
+// -----------------------------------------------------------------------------
+// rounds
+// -----------------------------------------------------------------------------
+
+interface Measured {
+  readonly slice: Slice
+  readonly service: number | null
+  readonly backend: number | null
+  readonly driver: number
+}
+
+const measure = Effect.fnUntraced(function* (
+  subject: Subject,
+  clients: number,
+  seconds: number,
+  backendPid: number,
+  servicePid: number | undefined
+) {
+  const service = () => (servicePid === undefined ? null : processorTimes([servicePid]))
+  const [backendBefore, serviceBefore, own] = [processorTimes([backendPid]), service(), process.cpuUsage()]
+  const slice = yield* drive(clients, seconds, subject.work)
+  const { system, user } = process.cpuUsage(own)
+  const measured: Measured = {
+    slice,
+    service: subject.name === "sdk" ? spent(serviceBefore, service()) : 0,
+    backend: spent(backendBefore, processorTimes([backendPid])),
+    driver: (system + user) / 1_000
+  }
+  return measured
+})
+
+const compare = Effect.fnUntraced(function* (
+  subjects: ReadonlyArray<Subject>,
+  clients: number,
+  seconds: number,
+  backendPid: number,
+  servicePid: number | undefined,
+  progress: (text: string) => Effect.Effect<void>
+) {
+  const measured = new Map<string, Array<Measured>>(subjects.map(({ name }) => [name, []]))
+  for (const subject of subjects) yield* drive(clients, WARM_SECONDS, subject.work)
+  for (let turn = 0; turn < ROUNDS; turn++) {
+    yield* progress(`${clients} clients, round ${turn + 1} of ${ROUNDS}`)
+    // Nobody is always the first, nor always after the same one's leftovers.
+    const order = turn % 2 === 0 ? subjects : subjects.toReversed()
+    for (const subject of order) {
+      measured.get(subject.name)?.push(yield* measure(subject, clients, seconds, backendPid, servicePid))
+    }
+  }
+  return subjects.map(({ name }) => rowOf(name, clients, measured.get(name) ?? [], measured.get("bare") ?? []))
+})
+
+const rowOf = (
+  subject: string,
+  clients: number,
+  rounds: ReadonlyArray<Measured>,
+  bare: ReadonlyArray<Measured>
+): BenchRow => {
+  const rate = ({ slice }: Measured) => slice.latencies.length / slice.seconds
+  const middle = ({ slice }: Measured) => percentiles(slice.latencies).p50
+  const toBare = (figure: (one: Measured) => number) =>
+    subject === "bare"
+      ? null
+      : spread(
+          rounds.flatMap((one, i) => {
+            const other = bare[i]
+            return other === undefined ? [] : [figure(one) / figure(other)]
+          })
+        )
+  const pairs = rounds.reduce((sum, { slice }) => sum + slice.latencies.length, 0)
+  const cpu = (figure: (one: Measured) => number | null) => {
+    let sum = 0
+    for (const one of rounds) {
+      const millis = figure(one)
+      if (millis === null) return null
+      sum += millis
+    }
+    return Math.round((sum * 1_000) / Math.max(1, pairs))
+  }
+  const failures: Record<string, number> = {}
+  for (const { slice } of rounds) {
+    for (const [tag, count] of Object.entries(slice.failures)) failures[tag] = (failures[tag] ?? 0) + count
+  }
+  return {
+    clients,
+    subject,
+    pairsPerSecond: spread(rounds.map(rate)),
+    latencyMillis: percentiles(rounds.flatMap(({ slice }) => slice.latencies)),
+    throughputRatio: toBare(rate),
+    latencyRatio: toBare(middle),
+    cpuMicros: {
+      service: cpu((one) => one.service),
+      backend: cpu((one) => one.backend),
+      driver: cpu((one) => one.driver)
+    },
+    failures
+  }
+}
+
+// -----------------------------------------------------------------------------
+// backends
+// -----------------------------------------------------------------------------
+
+const timeoutMillis = defaults.lock.backendTimeoutMillis
+
+const pgArena = Effect.gen(function* () {
+  const postgres = yield* EmbeddedPostgres.start({ storage: { kind: "temporary" } })
+  const database = "lockdb"
+  yield* Migrations.ensureDatabase({ adminUrl: postgres.url("postgres"), database })
+  const url = postgres.url(database)
+  yield* Migrations.migrate({ url, directory: PgLockStore.MIGRATIONS })
+  const arena: Arena = {
+    pid: (yield* postgres.pid) ?? 0,
+    store: yield* Layer.build(PgLockStore.layer({ url, timeoutMillis, applicationName: "bench-store" })),
+    environment: { LOCK_BACKEND: "pg", LOCK_PG_URL: Redacted.value(url), DLOCK_MIGRATE: "false" },
+    subjects: (clients) =>
+      Effect.all([
+        Effect.map(BenchSubstrate.pgBare(url, clients), (work) => ({ name: "bare", work })),
+        Effect.map(BenchSubstrate.pgUpsert(url), (work) => ({ name: "upsert", work })),
+        Effect.map(BenchSubstrate.pgAdvisory(url), (work) => ({ name: "advisory", work }))
+      ])
+  }
+  return arena
+})
+
+const etcdArena = Effect.gen(function* () {
+  const etcd = yield* EmbeddedEtcd.start({ storage: { kind: "temporary" } })
+  const endpoints = [etcd.endpoint]
+  const arena: Arena = {
+    pid: (yield* etcd.pid) ?? 0,
+    store: yield* Layer.build(EtcdLockStore.layer({ endpoints, timeoutMillis, allowOld: true })),
+    environment: {
+      LOCK_BACKEND: "etcd",
+      LOCK_ETCD_ENDPOINTS: etcd.endpoint,
+      LOCK_ETCD_ALLOW_OLD: "true"
+    },
+    subjects: (clients) => Effect.map(BenchSubstrate.etcdBare(endpoints, clients), (work) => [{ name: "bare", work }])
+  }
+  return arena
+})
+
+// -----------------------------------------------------------------------------
+// the service
+// -----------------------------------------------------------------------------
+
+interface Server {
+  readonly pid: number
+  readonly api: Context.Context<LockApi>
+}
+
+const startServer = Effect.fnUntraced(function* (world: World, environment: Readonly<Record<string, string>>) {
+  const [port, managementPort] = [yield* freePort, yield* freePort]
+  const service = yield* world.start("lock-server", ["lock-server"], {
+    HTTP_PORT: String(port),
+    MANAGEMENT_PORT: String(managementPort),
+    // Two lines a pair would be read and kept by this process.
+    LOG_LEVEL: "warn",
+    ...environment
+  })
+  const http = yield* Layer.build(NodeHttpClient.layerUndici)
+  const client = Context.get(http, HttpClient.HttpClient)
+  yield* waitUntil(
+    "lock-server is ready",
+    client.get(`http://127.0.0.1:${managementPort}/actuator/health/readiness`).pipe(
+      Effect.map(({ status }) => status === 200),
+      Effect.orElseSucceed(() => false)
+    ),
+    "30 seconds"
+  )
+  const api = yield* Layer.build(
+    HttpLockApi.layer({
+      url: `http://127.0.0.1:${port}`,
+      callTimeoutMillis: defaults.client.callTimeoutMillis
+    }).pipe(Layer.provide(Layer.succeedContext(http)))
+  )
+  const server: Server = { pid: service.pid, api }
+  return server
+})
+
+const freePort = Effect.callback<number, HarnessError>((resume) => {
+  const server = net.createServer()
+  server.once("error", (cause) => resume(Effect.fail(new HarnessError({ step: "free port", message: String(cause) }))))
+  server.listen(0, "127.0.0.1", () => {
+    const address = server.address()
+    server.close(() => resume(Effect.succeed(typeof address === "object" && address !== null ? address.port : 0)))
+  })
+})
+
+/** A client each, as so many processes would have: its own owner and session. */
+const sdk = Effect.fnUntraced(function* ({ api }: Server, clients: number) {
+  const locks = yield* Effect.forEach(
+    Array.from({ length: clients }, (_, i) => i),
+    (i) => LockClient.make({ ownerId: OwnerId.make(`sdk-${i}`), sessionTtlMillis: 60_000 }),
+    { concurrency: 8 }
+  ).pipe(Effect.provideContext(api))
+  const work: Work = (client) =>
+    locks[client]?.withLock(LockKey.make(`bench:sdk:${client}`))(() => Effect.void) ?? Effect.void
+  return work
+})
+
+const HAND_OVERS = 30
+const DEATHS = 5
+const RENEWALS = 200
+const CONTENDERS = 64
+
+const serviceFigures = Effect.gen(function* () {
+  const api = yield* LockApi
+  const open = (name: string) => api.openSession({ ownerId: OwnerId.make(name), ttlMillis: 300_000 })
+  const [holder, waiter] = [yield* open("holder"), yield* open("waiter")]
+  const acquire = ({ ownerId, sessionId }: Session, key: LockKey, ttlMillis: number, waitMillis = 0) =>
+    api.acquire({ key, ownerId, sessionId, ttlMillis, waitMillis })
+
+  const handOvers: Array<number> = []
+  for (let i = 0; i < HAND_OVERS; i++) {
+    const key = LockKey.make(`bench:hand-over:${i}`)
+    const { token } = yield* acquire(holder, key, 60_000)
+    const waiting = yield* Effect.forkChild(acquire(waiter, key, 60_000, limits.waitMillis.max))
+    // Until it has looked once and waits.
+    yield* Effect.sleep("50 millis")
+    const start = yield* Clock.monotonicTimeNanos
+    const released = yield* Effect.forkChild(api.release({ key, ownerId: holder.ownerId, token }))
+    yield* Fiber.join(waiting)
+    handOvers.push(millisSince(start, yield* Clock.monotonicTimeNanos))
+    yield* Fiber.join(released)
+  }
+
+  const deaths: Array<number> = []
+  for (let i = 0; i < DEATHS; i++) {
+    const key = LockKey.make(`bench:death:${i}`)
+    const { ttlMillis } = yield* acquire(holder, key, 2_000)
+    const start = yield* Clock.monotonicTimeNanos
+    yield* acquire(waiter, key, 60_000, limits.waitMillis.max)
+    deaths.push(millisSince(start, yield* Clock.monotonicTimeNanos) - ttlMillis)
+  }
+
+  const key = LockKey.make("bench:renewed")
+  const { token } = yield* acquire(holder, key, 60_000)
+  const renewals = Effect.forEach(Array.from({ length: RENEWALS }), () =>
+    Effect.gen(function* () {
+      yield* Effect.sleep("5 millis")
+      const start = yield* Clock.monotonicTimeNanos
+      yield* api.renew({ key, ownerId: holder.ownerId, token, ttlMillis: 60_000 })
+      return millisSince(start, yield* Clock.monotonicTimeNanos)
+    })
+  )
+  yield* renewals
+  const alone = yield* renewals
+  const crowd = yield* Effect.forEach(
+    Array.from({ length: CONTENDERS }, (_, i) => i),
+    (i) => open(`crowd-${i}`),
+    { concurrency: 8 }
+  )
+  const storm = yield* Effect.raceFirst(
+    renewals,
+    Effect.forEach(
+      crowd,
+      (session) =>
+        Effect.forever(Effect.andThen(Effect.exit(acquire(session, key, 60_000)), Effect.sleep("50 millis"))),
+      {
+        concurrency: "unbounded"
+      }
+    )
+  )
+  return {
+    handOverMillis: percentiles(handOvers),
+    deadHolderMillis: percentiles(deaths),
+    renewMillis: { alone: percentiles(alone), storm: percentiles(storm.flat()) }
+  }
+})
+
+const millisSince = (start: bigint, now: bigint) => Number(now - start) / 1e6
