@@ -75,7 +75,7 @@ describe("Batching", () => {
       yield* s.answer(2)
       assert.deepStrictEqual(
         yield* Effect.forEach(others, (fiber) => Fiber.join(fiber)),
-        ["b", "c", "d"].map((id) => Exit.succeed(`yes ${id}`))
+        ["b", "c", "d"].map((id): Exit.Exit<string, string> => Exit.succeed(`yes ${id}`))
       )
       assert.deepStrictEqual(ids(s.calls), ["a", "b c d"])
     }).pipe(Effect.scoped)
@@ -111,7 +111,7 @@ describe("Batching", () => {
       yield* s.answer(2)
       assert.deepStrictEqual(
         yield* Effect.forEach(fibers, (fiber) => Fiber.join(fiber)),
-        ["a", "a", "b", "c"].map((id) => Exit.succeed(`yes ${id}`))
+        ["a", "a", "b", "c"].map((id): Exit.Exit<string, string> => Exit.succeed(`yes ${id}`))
       )
       assert.deepStrictEqual(ids(s.calls), ["a c", "b"])
     }).pipe(Effect.scoped)
