@@ -8,12 +8,14 @@ import { start } from "./lockHttpServer.ts"
 
 const root = fileURLToPath(new URL("../../../", import.meta.url))
 const text = fs.readFileSync(`${root}docs/sdk.md`, "utf8")
-const { exports } = JSON.parse(fs.readFileSync(`${root}package.json`, "utf8")) as { exports: Record<string, string> }
+const { exports } = JSON.parse(fs.readFileSync(`${root}package.json`, "utf8")) as {
+  exports: Record<string, { readonly default: string }>
+}
 
 /** As the package's `exports` say, but without the build. */
 const fromSource = (code: string): string =>
   code.replaceAll(/from "dlock\/([a-z-]+)"/gu, (_, name: string) => {
-    const target = exports[`./${name}`]
+    const target = exports[`./${name}`]?.default
     assert.isDefined(target, `package.json exports ./${name}`)
     return `from ${JSON.stringify(String(target).replace("./dist/", `${root}src/`).replace(/\.js$/u, ".ts"))}`
   })

@@ -36,7 +36,7 @@ const payments = Layer.unwrap(
 const environment = Effect.gen(function* () {
   const { url } = yield* TestDatabase
   const stub = yield* Stub
-  return { RAIL_PG_URL: Redacted.value(url), RAIL_URL: stub.url, RAIL_READ_TIMEOUT: "2 s", RAIL_SEND_WINDOW: "500 ms" }
+  return { RAIL_PG_URL: Redacted.value(url), RAIL_URL: stub.url, RAIL_READ_TIMEOUT: "3 s", RAIL_SEND_WINDOW: "1500 ms" }
 })
 
 /** The service as a process would run it; `faultPoint` as `dlock.fault-point` would. */
@@ -51,7 +51,7 @@ const startProxy = Effect.fnUntraced(function* (
   )
   const client = Context.get(
     yield* Layer.build(
-      HttpRailProxy.layer({ url: proxy.url, railTimeoutMillis: 4_000, callTimeoutMillis: 3_000 }).pipe(
+      HttpRailProxy.layer({ url: proxy.url, railTimeoutMillis: 8_000, callTimeoutMillis: 6_000 }).pipe(
         Layer.provide(NodeHttpClient.layerUndici)
       )
     ),
@@ -240,7 +240,7 @@ layer(World, { excludeTestServices: true, timeout: "60 seconds" })("rail-proxy o
         yield* behave({ holdMillis: 60_000, faults: [{ kind: "timeoutPaid" }] })
         const payout = yield* claimed(7)
         assert.strictEqual((yield* submitRaw(bodyOf(payout))).body.code, "RAIL_AMBIGUOUS")
-      }).pipe(Effect.timeout("3 seconds"))
+      }).pipe(Effect.timeout("8 seconds"))
     )
 
     it.effect("records the second acknowledgement of one payment as DUPLICATE_ACK, ambiguous", () =>
@@ -494,7 +494,7 @@ layer(World, { excludeTestServices: true, timeout: "60 seconds" })("rail-proxy o
       Effect.gen(function* () {
         yield* behave({})
         const { caller, payout, wake } = yield* stoppedAt("rail.intent.after")
-        yield* Effect.sleep("700 millis")
+        yield* Effect.sleep("1700 millis")
         yield* wake
         assert.deepInclude(yield* Fiber.join(caller), { _tag: "RailAmbiguous", outcome: "TIMEOUT" })
         assert.deepStrictEqual(yield* bookOf(payout), { submits: 0, payments: 0 })
