@@ -240,11 +240,22 @@ const series = (group: Group): ReadonlyArray<Metric.Metric<never, unknown>> =>
  * the switch, for a 0 there is an alarm.
  */
 export const register = (...groups: ReadonlyArray<Group>): Effect.Effect<void> =>
-  Effect.forEach(
-    groups.flatMap(series).filter((metric) => metric.id !== fencingEnabledMetric.id),
-    (metric) => Metric.value(metric),
-    { discard: true }
-  )
+  Effect.withFiber((fiber) => {
+    const registry = fiber.getRef(Metric.MetricRegistry)
+    const done = registered.get(registry) ?? new Set()
+    registered.set(registry, done)
+    for (const group of groups) {
+      if (done.has(group)) continue
+      done.add(group)
+      for (const metric of series(group)) {
+        if (metric.id !== fencingEnabledMetric.id) metric.valueUnsafe(fiber.context)
+      }
+    }
+    return Effect.void
+  })
+
+/** A process registers once; thousands of simulated ones that share a registry do not each count all its series. */
+const registered = new WeakMap<object, Set<Group>>()
 
 export const increment = (metric: Counter): Effect.Effect<void> => Metric.update(metric, 1)
 
