@@ -114,7 +114,7 @@ export interface EtcdClient {
 /** Pause before the members are asked again when none of them answered. */
 const ROUND_MILLIS = 50
 /** A member that is silent for so long is passed over for the next one; a slow disk is not a dead member. */
-const TRY_MILLIS = { min: 300, share: 4 }
+const TRY_MILLIS = { min: 300, share: 5 }
 const NANOS_PER_MILLI = 1_000_000n
 
 /** It opens no connection by itself, so it can be made while the cluster is down. */
@@ -275,7 +275,7 @@ export const randomLeaseId = Effect.map(
   ([high, low]) => ((BigInt(high) << 31n) | BigInt(low)).toString()
 )
 
-const isOld = (version: string) => {
+export const isOld = (version: string) => {
   const [major = 0, minor = 0] = version.split(".").map(Number)
   return major < 3 || (major === 3 && minor < 5)
 }
