@@ -158,7 +158,8 @@ export const make = Effect.fnUntraced(function* (
           return { value: result.success, repeated }
         }
         const { failure } = result
-        if (failure._tag === "LeaseGone") return yield* failure
+        // Another member, or a second try, would say the same.
+        if (failure._tag === "LeaseGone" || denied.test(failure.message)) return yield* failure
         preferred = (index + 1) % members.length
         repeated ||= failure.effect === "unknown"
         noLeader = failure.noLeader
@@ -277,7 +278,7 @@ export const randomLeaseId = Effect.map(
 
 export const isOld = (version: string) => {
   const [major = 0, minor = 0] = version.split(".").map(Number)
-  return major < 3 || (major === 3 && minor < 5)
+  return !(major > 3 || (major === 3 && minor >= 5))
 }
 
 // -----------------------------------------------------------------------------
@@ -392,7 +393,7 @@ const silent = () => new EtcdOutage({ effect: "unknown", noLeader: false, messag
 const meaningOf = (cause: unknown): EtcdOutage | LeaseGone => {
   if (cause instanceof EtcdLeaseInvalidError) return new LeaseGone()
   // A request that etcd does not understand is ours to correct; but so it also refuses those who must log in.
-  if (cause instanceof GRPCInvalidArgumentError && !cause.message.includes("user name is empty")) throw cause
+  if (cause instanceof GRPCInvalidArgumentError && !denied.test(cause.message)) throw cause
   return outageOf(cause)
 }
 
@@ -407,6 +408,8 @@ const outageOf = (cause: unknown): EtcdOutage => {
 
 /** The request was not sent, or it was refused before it was proposed. */
 const untouched =
-  /No connection established|ECONNREFUSED|Waiting for LB pick|Channel closed before|Name resolution|space exceeded|too many requests|user name is empty|invalid user ID|permission denied/
+  /No connection established|ECONNREFUSED|Waiting for LB pick|Channel closed before|Name resolution|space exceeded|too many requests|user name is empty|authentication failed|permission denied/
+
+const denied = /user name is empty|authentication failed|permission denied/
 
 const leaderless = /no leader|not leader|leader changed|lost leader|previous leader failure/
