@@ -304,11 +304,11 @@ const freePort = Effect.callback<number, HarnessError>((resume) => {
   })
 })
 
-/** A client each, as so many processes would have: its own owner and session. */
+/** A client each, as so many processes would have: its own owner and session. (Heartbeats are not what is measured.) */
 const sdk = Effect.fnUntraced(function* ({ api }: Server, clients: number) {
   const locks = yield* Effect.forEach(
     Array.from({ length: clients }, (_, i) => i),
-    (i) => LockClient.make({ ownerId: OwnerId.make(`sdk-${i}`), sessionTtlMillis: 60_000 }),
+    (i) => LockClient.make({ ownerId: OwnerId.make(`sdk-${i}`), sessionTtlMillis: limits.sessionTtlMillis.max }),
     { concurrency: 8 }
   ).pipe(Effect.provideContext(api))
   const work: Work = (client) =>
@@ -328,33 +328,54 @@ const serviceFigures = Effect.gen(function* () {
   const acquire = ({ ownerId, sessionId }: Session, key: LockKey, ttlMillis: number, waitMillis = 0) =>
     api.acquire({ key, ownerId, sessionId, ttlMillis, waitMillis })
 
-  const handOvers: Array<number> = []
-  for (let i = 0; i < HAND_OVERS; i++) {
-    const key = LockKey.make(`bench:hand-over:${i}`)
-    const { token } = yield* acquire(holder, key, 60_000)
-    const waiting = yield* Effect.forkChild(acquire(waiter, key, 60_000, limits.waitMillis.max))
-    // Until it has looked once and waits.
-    yield* Effect.sleep("50 millis")
-    const start = yield* Clock.monotonicTimeNanos
-    const released = yield* Effect.forkChild(api.release({ key, ownerId: holder.ownerId, token }))
-    yield* Fiber.join(waiting)
-    handOvers.push(millisSince(start, yield* Clock.monotonicTimeNanos))
-    yield* Fiber.join(released)
-  }
+  /** Of so many samples those that went well; the others are counted. */
+  let failed = 0
+  const samples = <E>(count: number, sample: (i: number) => Effect.Effect<number, E, Scope.Scope>) =>
+    Effect.map(
+      Effect.forEach(
+        Array.from({ length: count }, (_, i) => i),
+        (i) => Effect.option(Effect.scoped(sample(i)))
+      ),
+      (options) => {
+        const values = options.flatMap((option) => (option._tag === "Some" ? [option.value] : []))
+        failed += count - values.length
+        return percentiles(values)
+      }
+    )
 
-  const deaths: Array<number> = []
-  for (let i = 0; i < DEATHS; i++) {
-    const key = LockKey.make(`bench:death:${i}`)
-    const { ttlMillis } = yield* acquire(holder, key, 2_000)
-    const start = yield* Clock.monotonicTimeNanos
-    yield* acquire(waiter, key, 60_000, limits.waitMillis.max)
-    deaths.push(millisSince(start, yield* Clock.monotonicTimeNanos) - ttlMillis)
-  }
+  const handOverMillis = yield* samples(
+    HAND_OVERS,
+    Effect.fnUntraced(function* (i) {
+      const key = LockKey.make(`bench:hand-over:${i}`)
+      const { token } = yield* acquire(holder, key, 60_000)
+      const waiting = yield* Effect.forkScoped(acquire(waiter, key, 60_000, limits.waitMillis.max))
+      // Until it has looked once and waits.
+      yield* Effect.sleep("50 millis")
+      const start = yield* Clock.monotonicTimeNanos
+      const released = yield* Effect.forkScoped(api.release({ key, ownerId: holder.ownerId, token }))
+      yield* Fiber.join(waiting)
+      const millis = millisSince(start, yield* Clock.monotonicTimeNanos)
+      yield* Fiber.join(released)
+      return millis
+    })
+  )
+
+  const deadHolderMillis = yield* samples(
+    DEATHS,
+    Effect.fnUntraced(function* (i) {
+      const key = LockKey.make(`bench:death:${i}`)
+      const { ttlMillis } = yield* acquire(holder, key, 2_000)
+      const start = yield* Clock.monotonicTimeNanos
+      yield* acquire(waiter, key, 60_000, limits.waitMillis.max)
+      return millisSince(start, yield* Clock.monotonicTimeNanos) - ttlMillis
+    })
+  )
 
   const key = LockKey.make("bench:renewed")
   const { token } = yield* acquire(holder, key, 60_000)
-  const renewals = Effect.forEach(Array.from({ length: RENEWALS }), () =>
-    Effect.gen(function* () {
+  const renewals = samples(
+    RENEWALS,
+    Effect.fnUntraced(function* () {
       yield* Effect.sleep("5 millis")
       const start = yield* Clock.monotonicTimeNanos
       yield* api.renew({ key, ownerId: holder.ownerId, token, ttlMillis: 60_000 })
@@ -368,21 +389,16 @@ const serviceFigures = Effect.gen(function* () {
     (i) => open(`crowd-${i}`),
     { concurrency: 8 }
   )
-  const storm = yield* Effect.raceFirst(
-    renewals,
-    Effect.forEach(
-      crowd,
-      (session) =>
-        Effect.forever(Effect.andThen(Effect.exit(acquire(session, key, 60_000)), Effect.sleep("50 millis"))),
-      {
-        concurrency: "unbounded"
-      }
-    )
-  )
+  const contend = (session: Session) =>
+    Effect.forever(Effect.andThen(Effect.exit(acquire(session, key, 60_000)), Effect.sleep("50 millis")))
+  const contending = yield* Effect.forkChild(Effect.forEach(crowd, contend, { concurrency: "unbounded" }))
+  const storm = yield* renewals
+  yield* Fiber.interrupt(contending)
   return {
-    handOverMillis: percentiles(handOvers),
-    deadHolderMillis: percentiles(deaths),
-    renewMillis: { alone: percentiles(alone), storm: percentiles(storm.flat()) }
+    handOverMillis,
+    deadHolderMillis,
+    renewMillis: { alone, storm },
+    failed
   }
 })
 

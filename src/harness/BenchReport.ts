@@ -44,6 +44,8 @@ export interface BenchDocument {
     readonly deadHolderMillis: Percentiles
     /** Round trip of a renewal: nobody else about, and with 64 clients that contend for its key. */
     readonly renewMillis: { readonly alone: Percentiles; readonly storm: Percentiles }
+    /** Samples of these that got no answer. */
+    readonly failed: number
   } | null
 }
 
@@ -90,7 +92,8 @@ export const table = ({ backend, machine, rounds, rows, seconds, service }: Benc
           `p50 / p95 / p99 of a hand-over after a release   ${told(service.handOverMillis)}`,
           `                  after a dead holder's lease    ${told(service.deadHolderMillis)}`,
           `                  of a renewal, alone            ${told(service.renewMillis.alone)}`,
-          `                  with 64 who contend            ${told(service.renewMillis.storm)}`
+          `                  with 64 who contend            ${told(service.renewMillis.storm)}`,
+          ...(service.failed === 0 ? [] : [`${service.failed} of these samples got no answer`])
         ])
   ].join("\n")
 }

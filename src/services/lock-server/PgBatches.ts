@@ -72,7 +72,7 @@ type Numbered<Row> = Row & { readonly n: number }
 
 export const make = Effect.fnUntraced(function* ({ pools, timeoutMillis }: PgBatchesOptions) {
   const { contenders, contendersAside, holders, holdersAside } = pools
-  const { bounded, one } = PgCalls.within(timeoutMillis)
+  const { one } = PgCalls.within(timeoutMillis)
 
   const lane = <Request, Row, A, E>(options: {
     readonly operation: string
@@ -100,7 +100,8 @@ export const make = Effect.fnUntraced(function* ({ pools, timeoutMillis }: PgBat
           return call.pipe(
             // Nothing was applied and it is not the backend's state: the item whose fault it is will wait, or fail, alone.
             Effect.catchIf(isOfOneItem, () => Effect.succeed([])),
-            bounded(operation),
+            // Every caller bounds his own wait; the call itself ends with its connection (`answerTimeout`).
+            Effect.catchTag("SqlError", PgCalls.failWith(operation)),
             Effect.match({
               onFailure: (failure) => none.map(() => Exit.fail(failure)),
               onSuccess: (rows) => {
