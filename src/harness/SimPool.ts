@@ -90,7 +90,11 @@ export const runJobs = (options: PoolOptions): Effect.Effect<Sum, SimThreadDied>
     const data: WorkerJob = { jobs, shared, mutant, stopAtFailure }
     const thread = Effect.callback<void, SimThreadDied>((resume) => {
       const extension = import.meta.url.endsWith(".ts") ? "ts" : "js"
-      const worker = new Worker(new URL(`./SimWorker.${extension}`, import.meta.url), { workerData: data })
+      const worker = new Worker(new URL(`./SimWorker.${extension}`, import.meta.url), {
+        workerData: data,
+        // A run's garbage is young: with room for it, most is never copied.
+        resourceLimits: { maxYoungGenerationSizeMb: 96 }
+      })
       worker.on("message", ({ at, result }: { readonly at: number; readonly result: JobResult }) => {
         add(at, result)
         onProgress?.(sum())

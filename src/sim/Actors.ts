@@ -26,8 +26,8 @@ export const visitors = ({ recorder, settings, world, wire }: Cluster): void => 
               )
               const locks = Observed.lockClient(client, process, recorder)
               for (let visit = 0; visit < 3; visit++) {
-                const waitMillis = yield* Random.nextIntBetween(0, 1_500)
-                const stayMillis = yield* Random.nextIntBetween(0, 600)
+                const waitMillis = yield* Random.nextIntBetween(0, 900)
+                const stayMillis = yield* Random.nextIntBetween(0, 400)
                 yield* locks
                   .withLock(lockKey(1), { waitMillis })((lock) =>
                     Effect.andThen(Effect.sleep(stayMillis), lock.checkStillHeld)

@@ -69,7 +69,7 @@ const arbitrariesOf = (scenario: Scenario): Arbitraries => {
   const margin = client.safetyMarginMillis
   const times = (...factors: ReadonlyArray<number>) => fc.constantFrom(...factors.map((one) => Math.round(one * lease)))
   /** From barely noticeable to far past the lease. */
-  const length = times(1.75, 1.1, 2.5, 3.5, 0.9, 0.5, 0.2, 0.02)
+  const length = times(1.75, 1.1, 2.5, 0.9, 0.5, 0.2, 0.02)
   const worker = fc.constantFrom("w1", "w2")
   const nth = position(3)
   const at = (name: fc.Arbitrary<string>, which = nth): fc.Arbitrary<When> =>
@@ -92,7 +92,7 @@ const arbitrariesOf = (scenario: Scenario): Arbitraries => {
       how: fc.constantFrom("process" as const, "machine" as const),
       downMillis: down
     })
-  const aLittle = fc.integer({ min: -60, max: 60 })
+  const aLittle = fc.integer({ min: -40, max: 40 })
   const leaseEnd: fc.Arbitrary<Fault> = fc.oneof(
     // stopped shortly before or after the end, as the client or the store sees it
     pause(
@@ -231,7 +231,7 @@ const arbitrariesOf = (scenario: Scenario): Arbitraries => {
     proxyStop: pause(
       fc.constant("rail-proxy"),
       at(fc.constantFrom("rail.intent.after", "rail.send.before"), fc.constant(1)),
-      fc.constantFrom(100, 600, 2_000, 9_000, 14_000)
+      fc.constantFrom(50, 300, 1_500, 7_000, 10_000)
     )
   }
 }
@@ -267,6 +267,15 @@ const sometimes = (percent: number, first: number, ...others: ReadonlyArray<numb
 export type Fixed = Partial<RunSpec>
 
 export const specOf = (scenario: Scenario, fixed: Fixed = {}): fc.Arbitrary<RunSpec> => {
+  /** The least in seven runs of ten. */
+  const mostlyLeast = ([min, max]: readonly [number, number]) =>
+    min === max
+      ? fc.constant(min)
+      : fc.oneof(
+          { withCrossShrink: true },
+          { weight: 7, arbitrary: fc.constant(min) },
+          { weight: 3, arbitrary: fc.integer({ min: min + 1, max }) }
+        )
   const between = ([min, max]: readonly [number, number]) => fc.integer({ min, max })
   const railFault = fc.record({
     kind: fc.constantFrom(
@@ -283,21 +292,22 @@ export const specOf = (scenario: Scenario, fixed: Fixed = {}): fc.Arbitrary<RunS
   return fc
     .record({
       seed: fc.noShrink(fc.integer({ min: 0, max: 0x7fffffff })),
-      policy: fc.constantFrom("fifo" as const, "random" as const, "pct" as const),
-      quantum: fc.constantFrom(0, 30, 4, 1),
+      policy: fc.constantFrom("fifo" as const, "random" as const, "pct" as const, "fifo" as const, "random" as const),
+      // small ones find races within a process, and cost twice as much
+      quantum: fc.constantFrom(0, 30, 4, 1, 0, 30, 0, 0),
       sliceMicrosMax: fc.constantFrom(0, 20, 500),
-      jitterMicros: fc.constantFrom(0, 2_000, 50_000),
+      jitterMicros: fc.constantFrom(0, 2_000, 30_000),
       lossPerMille: sometimes(scenario.moods, 0, 5, 20, 60),
       duplicatePerMille: sometimes(scenario.moods, 0, 5, 20, 60),
       latePerMille: sometimes(scenario.moods, 0, 5, 20, 60),
       workers: between(scenario.workers),
-      payouts: between(scenario.payouts),
+      payouts: mostlyLeast(scenario.payouts),
       accounts: fc.integer({ min: 1, max: 2 }),
-      lockServers: between(scenario.lockServers),
+      lockServers: mostlyLeast(scenario.lockServers),
       rail: railFaults(scenario.rail, railFault),
       staleHolder: maybe(scenario.stale ?? 0),
-      railLatencyMillis: sometimes(scenario.rail > 0 ? 30 : 0, 0, 200, 700, 1_300),
-      railBlindMillis: sometimes(scenario.rail, 0, 300, 3_000),
+      railLatencyMillis: sometimes(scenario.rail > 0 ? 30 : 0, 0, 100, 400, 750),
+      railBlindMillis: sometimes(scenario.rail, 0, 200, 1_500),
       // swarm in three runs of four
       faults: fc.oneof(
         { withCrossShrink: true },

@@ -120,7 +120,7 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
     paydbNode,
     SimPaydb.make({
       switches: { resource: spec.paymentFencing, rail: spec.railFencing },
-      policy: { finalityWindowMillis: finalityMillisOf(spec), minNotFound: 2, minSpacingMillis: 500 }
+      policy: { finalityWindowMillis: finalityMillisOf(spec), minNotFound: 2, minSpacingMillis: 300 }
     })
   )
   recorder.paydb = paydb

@@ -147,9 +147,11 @@ export const lockClient = (
         key,
         options
       )((lock) =>
-        Effect.suspend(() => {
+        Effect.uninterruptibleMask((restore) => {
           const section = recorder.enter(process, lock.key, lock.token)
-          return Effect.onExit(use(heldLock(lock, process, recorder)), () => Effect.sync(() => recorder.leave(section)))
+          return Effect.onExit(restore(use(heldLock(lock, process, recorder))), () =>
+            Effect.sync(() => recorder.leave(section))
+          )
         })
       ),
       (exit) => {

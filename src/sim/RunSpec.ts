@@ -22,7 +22,7 @@ export const RunSpec = Schema.Struct({
   lossPerMille: Schema.Int,
   duplicatePerMille: Schema.Int,
   latePerMille: Schema.Int,
-  /** `short`: a lease of 2 s and all else to scale, which is cheaper by the same factor. `production`: the defaults. */
+  /** `short`: a lease of 1 s and all else to scale, which is cheaper by the same factor. `production`: the defaults. */
   scale: Schema.Literals(["short", "production"]),
   workers: Schema.Int,
   lockServers: Schema.Int,
@@ -99,18 +99,18 @@ export const fromLine = (line: string): RunSpec => {
   return decode({ ...simplest, ...parsed })
 }
 
-/** The shortest leases that the service allows a session; the relations between the numbers are those of the defaults. */
+/** The shortest leases that the service allows; the relations between the numbers are those of the defaults. */
 const short: Settings = {
-  lock: { defaultTtlMillis: 2_000, sessionTtlMillis: 2_000, backendTimeoutMillis: 500 },
+  lock: { defaultTtlMillis: 1_000, sessionTtlMillis: 2_000, backendTimeoutMillis: 250 },
   client: {
-    safetyMarginMillis: 300,
+    safetyMarginMillis: 150,
     heartbeatIntervalMillis: null,
-    retry: { baseMillis: 50, capMillis: 500, attempts: 3 },
-    callTimeoutMillis: 600
+    retry: { baseMillis: 50, capMillis: 300, attempts: 3 },
+    callTimeoutMillis: 300
   },
-  rail: { readTimeoutMillis: 1_500, sendWindowMillis: 400 },
-  executor: { railTimeoutMillis: 3_000, pollIntervalMillis: 800, concurrency: 4 },
-  reconcile: { intervalMillis: 3_000, slaMillis: 4 * 60 * 60 * 1_000 }
+  rail: { readTimeoutMillis: 800, sendWindowMillis: 200 },
+  executor: { railTimeoutMillis: 2_000, pollIntervalMillis: 700, concurrency: 4 },
+  reconcile: { intervalMillis: 2_000, slaMillis: 4 * 60 * 60 * 1_000 }
 }
 
 export const settingsOf = (spec: RunSpec): Settings => (spec.scale === "short" ? short : defaults)
@@ -137,7 +137,7 @@ const stallMillis = (fault: Fault): number => {
  * any delivery to the rail, so it is made longer than those of the plan. UC-03b alone breaks that, on purpose.
  */
 export const finalityMillisOf = (spec: RunSpec): number => {
-  const base = spec.scale === "short" ? 5_000 : 60_000
+  const base = spec.scale === "short" ? 1_500 : 60_000
   if (spec.scenario === "uc-03b") return base
   const late = spec.latePerMille > 0 || spec.duplicatePerMille > 0 ? lateMillisMax(spec) : 0
   return spec.faults.reduce((sum, fault) => sum + stallMillis(fault), base + late + spec.railBlindMillis)

@@ -57,13 +57,12 @@ const base = (scenario: string, fields: Partial<RunSpec> = {}): RunSpec => ({ ..
 
 /** A payout that FAILED and was paid later, and that the reconciler has found out about. */
 const foundLate = (verdict: Verdict, { paydb, spec }: Cluster): boolean =>
-  verdict.check === "INV-06" &&
-  verdict.detail.startsWith("FAILED") &&
+  ((verdict.check === "INV-06" && verdict.detail.startsWith("FAILED")) || verdict.check === "paydb INV-06") &&
   // only a stop behind the last look at the clock can do that
   spec.faults.some(
     (fault) => fault.kind === "pause" && fault.when.at === "point" && fault.when.name === "rail.send.before"
   ) &&
-  paydb.lookups.some(({ payoutId, result }) => payoutId === verdict.subject && result === "EXECUTED")
+  paydb.lookups.some(({ result }) => result === "EXECUTED")
 
 const unfoundLate = (cluster: Cluster): boolean =>
   [...cluster.paydb.payouts.values()].some(

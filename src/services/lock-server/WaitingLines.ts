@@ -104,16 +104,18 @@ export class WaitingLines {
 
   /** Waits at the end of the key's line, until the grant is won or the time is up. Leaves it when interrupted. */
   join(waiting: Waiting): Effect.Effect<AcquiredGrant, AcquireFailure> {
-    return Effect.suspend(() => {
+    // Uninterruptible from here to `ensuring`: a waiter that was interrupted in between would stand in line for ever, and
+    // everybody who does not wait would be refused because of it.
+    return Effect.uninterruptibleMask((restore) => {
       const { mayRepeat, request } = waiting
-      if (this.#closed) return waiting.look
+      if (this.#closed) return restore(waiting.look)
       const line = this.#lineOf(request.key)
       const waiter: Waiter = { request, mayRepeat, poke: Latch.makeUnsafe(), isHolder: false }
       line.waiters.push(waiter)
       // Let the first find out who holds the key now: it may be this very request.
       if (mayRepeat && line.waiters.length > 1) wake(line)
       return Effect.ensuring(
-        this.#wait(line, waiter, waiting),
+        restore(this.#wait(line, waiter, waiting)),
         Effect.sync(() => this.#leave(line, waiter))
       )
     })
