@@ -1,6 +1,7 @@
 /** The property that every surface is held to, on a small one; and that it finds what it is for. */
 import { assert, describe, it } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit } from "effect"
+import { HttpApi } from "effect/http-api"
 import { start, TestApi } from "../support/TestSurface.ts"
 import * as HttpSurface from "./HttpSurface.ts"
 
@@ -32,6 +33,35 @@ describe("a surface under arbitrary requests", () => {
       assert.isTrue(Exit.isFailure(exit) && Cause.pretty(exit.cause).includes("an internal error"))
     }).pipe(Effect.scoped)
   )
+
+  it.live("is found out when a refusal leaves a trace", () =>
+    Effect.gen(function* () {
+      const { slow, url } = yield* start()
+      yield* Deferred.succeed(slow.release, undefined)
+      let asked = 0
+      const exit = yield* Effect.exit(
+        HttpSurface.check({
+          api: TestApi,
+          baseUrl: url,
+          except: ["/v1/boom"],
+          state: Effect.sync(() => String(asked++))
+        })
+      )
+      assert.isTrue(Exit.isFailure(exit) && /a 4\d\d that changed something/.test(Cause.pretty(exit.cause)))
+    }).pipe(Effect.scoped)
+  )
+
+  it("is asked by the names of its fields", () => {
+    const names: Array<string> = []
+    HttpApi.reflect(TestApi, {
+      onGroup() {},
+      onEndpoint({ endpoint }) {
+        const payloads = [...endpoint.payload.values()].flatMap(({ schemas }) => schemas)
+        names.push(...[endpoint.query, ...payloads].flatMap(HttpSurface.fieldsOf))
+      }
+    })
+    assert.sameMembers(names, ["limit", "ttlMillis"])
+  })
 })
 
 describe("an answer", () => {

@@ -5,7 +5,7 @@
  * decoding as often as they fail in it. An answer counts when its status and body decode with a schema which the endpoint
  * declares; a failure wears the six-field envelope; 500 is never right.
  */
-import { Effect, Schema } from "effect"
+import { Effect, Schema, SchemaAST } from "effect"
 import { HttpApi, type HttpApiGroup } from "effect/http-api"
 import * as fc from "fast-check"
 import * as Http from "node:http"
@@ -17,6 +17,13 @@ export interface SurfaceOptions<Id extends string, Groups extends HttpApiGroup.C
   readonly baseUrl: string
   /** Values that mean something to the surface: existing ids, live tokens, states. They appear in every position. */
   readonly vocabulary?: ReadonlyArray<string | number>
+  /** Requests that are right as they are. They are sent as such, and with a header or a field changed. */
+  readonly examples?: ReadonlyArray<Example>
+  /**
+   * What a refusal (400, 404, 405, 413, 415) must leave as it is. Asked before each request and after each refusal; the
+   * two answers must be equal.
+   */
+  readonly state?: Effect.Effect<string>
   /** Request headers beyond the common ones. */
   readonly headers?: ReadonlyArray<string>
   /** Paths (as in the description) that are left out, such as one that is made to fail. */
@@ -26,6 +33,16 @@ export interface SurfaceOptions<Id extends string, Groups extends HttpApiGroup.C
   /** Longer than the longest wait that a request can ask for. */
   readonly answerMillis?: number
 }
+
+export interface Example {
+  readonly method: string
+  readonly path: string
+  readonly headers?: Readonly<Record<string, string>>
+  readonly body?: Readonly<Record<string, unknown>>
+}
+
+/** Nothing may have changed after an answer with one of these. */
+const refusals: ReadonlySet<number> = new Set([400, 404, 405, 413, 415])
 
 interface Endpoint {
   readonly method: string
@@ -48,9 +65,10 @@ interface Answer {
   readonly body: string
 }
 
-const fieldsOf = (schema: unknown): ReadonlyArray<string> =>
-  typeof schema === "object" || typeof schema === "function"
-    ? Object.keys((schema as { readonly fields?: object } | null)?.fields ?? {})
+/** The names of an object schema's fields. An endpoint's schemas are derived ones, without the `fields` of a struct. */
+export const fieldsOf = (schema: Schema.Top | undefined): ReadonlyArray<string> =>
+  schema !== undefined && SchemaAST.isObjects(schema.ast)
+    ? schema.ast.propertySignatures.map(({ name }) => String(name))
     : []
 
 /** Every endpoint with what it documents. */
@@ -110,7 +128,11 @@ const common: ReadonlyArray<string | number> = [
 
 const requests = (
   endpoints: ReadonlyArray<Endpoint>,
-  options: { readonly vocabulary: ReadonlyArray<string | number>; readonly headers: ReadonlyArray<string> }
+  options: {
+    readonly vocabulary: ReadonlyArray<string | number>
+    readonly examples: ReadonlyArray<Example>
+    readonly headers: ReadonlyArray<string>
+  }
 ): fc.Arbitrary<Sent> => {
   const word = fc.oneof(
     { weight: options.vocabulary.length === 0 ? 0 : 4, arbitrary: fc.constantFrom(...options.vocabulary, "") },
@@ -214,7 +236,42 @@ const requests = (
     headers: someHeaders,
     body: body(undefined)
   })
-  return fc.oneof({ weight: 9, arbitrary: known }, { weight: 1, arbitrary: anywhere })
+  const varied = (example: Example) =>
+    fc
+      .record({
+        header: fc.option(fc.tuple(headerName, fc.option(headerValue, { nil: undefined })), {
+          nil: undefined,
+          freq: 2
+        }),
+        field: fc.option(
+          fc.tuple(
+            fc.constantFrom(...Object.keys(example.body ?? {}), "x"),
+            fc.option(fc.oneof(word, fc.jsonValue()), { nil: undefined })
+          ),
+          { nil: undefined, freq: 2 }
+        )
+      })
+      .map(({ field, header }): Sent => {
+        const body = field === undefined ? example.body : { ...example.body, [field[0]]: field[1] }
+        const headers = Object.entries({
+          ...(body === undefined ? {} : { "content-type": "application/json" }),
+          ...example.headers,
+          ...(header === undefined ? {} : { [header[0]]: header[1] })
+        })
+        return {
+          method: example.method,
+          path: example.path,
+          headers: headers.flatMap(([name, value]) => (value === undefined ? [] : [[name, value] as const])),
+          body: body === undefined ? undefined : JSON.stringify(body)
+        }
+      })
+  return fc.oneof(
+    { weight: 6, arbitrary: known },
+    ...(options.examples.length === 0
+      ? []
+      : [{ weight: 5, arbitrary: fc.constantFrom(...options.examples).chain(varied) }]),
+    { weight: 1, arbitrary: anywhere }
+  )
 }
 
 /** As a client encodes a path segment; a lone surrogate can not be encoded at all. */
@@ -294,6 +351,7 @@ export const check = <Id extends string, Groups extends HttpApiGroup.Constraint>
   options: SurfaceOptions<Id, Groups>
 ): Effect.Effect<ReadonlyMap<number, number>> => {
   const statuses = new Map<number, number>()
+  const state = options.state ?? Effect.succeed("")
   const all = endpointsOf(options.api)
   const endpoints = all.filter(({ path }) => options.except?.includes(path) !== true)
   const pathOf = pathTable(routesOf(options.api))
@@ -303,14 +361,27 @@ export const check = <Id extends string, Groups extends HttpApiGroup.Constraint>
     return all.find((one) => one.path === known && one.method === (method === "HEAD" ? "GET" : method))
   }
   const property = fc.asyncProperty(
-    requests(endpoints, { vocabulary: options.vocabulary ?? [], headers: options.headers ?? [] }),
+    requests(endpoints, {
+      vocabulary: options.vocabulary ?? [],
+      examples: options.examples ?? [],
+      headers: options.headers ?? []
+    }),
     (sent) =>
       Effect.runPromise(
-        Effect.map(send(options.baseUrl, sent, options.answerMillis ?? 5_000), (answer) => {
-          const problem = problemOf({ method: sent.method, endpoint: reached(sent) }, answer)
+        Effect.gen(function* () {
+          const before = yield* state
+          const answer = yield* send(options.baseUrl, sent, options.answerMillis ?? 5_000)
           statuses.set(answer.status, (statuses.get(answer.status) ?? 0) + 1)
+          const problem =
+            problemOf({ method: sent.method, endpoint: reached(sent) }, answer) ??
+            (refusals.has(answer.status) && (yield* state) !== before
+              ? `a ${answer.status} that changed something`
+              : undefined)
           if (problem !== undefined) {
-            throw new Error(`${problem}\n${sent.method} ${sent.path}\n${answer.status} ${answer.body.slice(0, 500)}`)
+            throw new Error(
+              `${problem}\n${sent.method} ${sent.path} ${JSON.stringify(sent.headers)} ${sent.body?.slice(0, 500)}\n` +
+                `${answer.status} ${answer.body.slice(0, 500)}`
+            )
           }
         })
       )
