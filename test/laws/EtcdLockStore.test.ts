@@ -11,40 +11,43 @@ import { laws, runLaw } from "./LockStoreLaws.ts"
 
 const AT_ONCE = 5
 
-const describeEtcd = (
-  name: string,
-  start: Effect.Effect<ReadonlyArray<string>, EmbeddedEtcd.EmbeddedEtcdError, Scope.Scope>
-) =>
+const settings = {
+  "EtcdLockStore on one etcd": Effect.map(EmbeddedEtcd.start({ storage: { kind: "temporary" }, fast: true }), (one) => [
+    one.endpoint
+  ]),
+  "EtcdLockStore on three": Effect.map(EtcdCluster.start({ fast: true }), ({ endpoints }) => endpoints)
+}
+
+const suites = Object.entries(settings).map(([name, start]) => ({
+  name,
+  start,
+  verdicts: new Map(laws.map((law) => [law, Deferred.makeUnsafe<void, unknown>()]))
+}))
+
+beforeAll(() => {
+  const scope = Scope.makeUnsafe()
+  const judge = Effect.fnUntraced(function* ({ start, verdicts }: (typeof suites)[number]) {
+    const endpoints = yield* start
+    yield* Effect.forEach(
+      verdicts,
+      ([law, verdict]) =>
+        runLaw(law, lawWorld(endpoints[0] ?? "")).pipe(
+          Effect.provide(freshStore({ endpoints, timeoutMillis: 10_000 }), { local: true }),
+          Effect.exit,
+          Effect.flatMap((exit) => Deferred.done(verdict, exit))
+        ),
+      { concurrency: AT_ONCE }
+    ).pipe(Effect.forkScoped)
+  })
+  return Effect.forEach(suites, judge, { concurrency: 2 }).pipe(
+    Scope.provide(scope),
+    Effect.as(() => Effect.runPromise(Scope.close(scope, Exit.void))),
+    Effect.runPromise
+  )
+})
+
+for (const { name, verdicts } of suites) {
   describe(name, () => {
-    const verdicts = new Map(laws.map((law) => [law, Deferred.makeUnsafe<void, unknown>()]))
-    beforeAll(() => {
-      const scope = Scope.makeUnsafe()
-      const judge = Effect.fnUntraced(function* () {
-        const endpoints = yield* start
-        yield* Effect.forEach(
-          verdicts,
-          ([law, verdict]) =>
-            runLaw(law, lawWorld(endpoints[0] ?? "")).pipe(
-              Effect.provide(freshStore({ endpoints, timeoutMillis: 10_000 }), { local: true }),
-              Effect.exit,
-              Effect.flatMap((exit) => Deferred.done(verdict, exit))
-            ),
-          { concurrency: AT_ONCE }
-        ).pipe(Effect.forkScoped)
-      })
-      return Effect.runPromise(
-        Effect.as(Scope.provide(judge(), scope), () => Effect.runPromise(Scope.close(scope, Exit.void)))
-      )
-    })
     for (const [law, verdict] of verdicts) it.live(law.name, () => Deferred.await(verdict), 90_000)
   })
-
-describeEtcd(
-  "EtcdLockStore on one etcd",
-  Effect.map(EmbeddedEtcd.start({ storage: { kind: "temporary" }, fast: true }), ({ endpoint }) => [endpoint])
-)
-
-describeEtcd(
-  "EtcdLockStore on three",
-  Effect.map(EtcdCluster.start({ fast: true }), ({ endpoints }) => endpoints)
-)
+}

@@ -30,6 +30,13 @@ interface KnownGrant {
   readonly expiresAt: number
 }
 
+interface KnownSession {
+  /** Never changes. */
+  readonly ownerId: OwnerId
+  /** As far as this instance knows; undefined when another one has opened and kept it. */
+  readonly expiresAt: number | undefined
+}
+
 export interface State {
   readonly client: EtcdClient
   readonly at: Layout
@@ -43,7 +50,7 @@ export interface State {
   /** For how a grant ended: at least 2 minutes; after that it is `superseded`. */
   readonly shortMemory: Memory
   readonly grants: Recent<LockKey, KnownGrant>
-  readonly owners: Recent<SessionId, OwnerId>
+  readonly sessions: Recent<SessionId, KnownSession>
   /** Grants whose end this instance has written and the next sweep has to tell. */
   readonly untold: Array<ExpiredGrant>
   /** A name for a call, unlike any other. */
@@ -81,7 +88,7 @@ export const makeState = Effect.fnUntraced(function* (
     memory: yield* makeMemory(leases, { keepMillis: 600_000, turnMillis: 120_000 }),
     shortMemory: yield* makeMemory(leases, { keepMillis: 120_000, turnMillis: 30_000 }),
     grants: new Recent(REMEMBERED),
-    owners: new Recent(REMEMBERED),
+    sessions: new Recent(REMEMBERED),
     untold: [],
     callName: () => `${instance.toString(36)}-${++calls}`,
     floor: undefined,
@@ -157,6 +164,16 @@ const backendFailure = <E>(
   return failure as Exclude<E, EtcdOutage | LeaseGone> | BackendUnavailable
 }
 
+export type Doubt = EtcdOutage | LeaseGone
+
+/** It may have been applied: what it names may be in use. */
+export const isUnknown = (failure: Doubt) => failure._tag === "EtcdOutage" && failure.effect === "unknown"
+
+/** How often a call starts over because somebody else was faster, before it says that it could not decide. */
+export const ROUNDS = 8
+
+export const undecided = (name: string) => backendUnavailable(name, "the lock changed faster than it could be read")
+
 /** One consistent, linearizable look at the keys; writes nothing. */
 export const look = (
   state: State,
@@ -207,12 +224,17 @@ export const knownExpiry = (state: State, key: LockKey, stored: Stored): number 
 
 /** A sweep comes every second, so what has just been found ended no longer ago than this. */
 const FOUND_WITHIN_MILLIS = 5_000
+/** etcd looks twice a second for what has run out. */
+const DELETED_WITHIN_MILLIS = 500
 
 /** How long a grant was held that is found to have ended by itself; to the second where the exact end is not known. */
 export const heldMillis = (state: State, key: LockKey, stored: Stored, end: "expired" | "session"): number => {
   const now = state.now()
-  const known = end === "expired" ? knownExpiry(state, key, stored) : now
-  return Math.max(0, (known < now && known > now - FOUND_WITHIN_MILLIS ? known : now) - stored.grant.grantedAt)
+  const { grantedAt, sessionId } = stored.grant
+  const session = state.sessions.get(sessionId)?.expiresAt
+  const known =
+    end === "expired" ? knownExpiry(state, key, stored) : session === undefined ? now : session + DELETED_WITHIN_MILLIS
+  return Math.max(0, (known < now && known > now - FOUND_WITHIN_MILLIS ? known : now) - grantedAt)
 }
 
 export const remember = (state: State, key: LockKey, stored: Stored, expiresAt: number): void =>

@@ -68,7 +68,7 @@ const serverProcess = (
     )
   )
 
-describe("EmbeddedEtcd", () => {
+describe.concurrent("EmbeddedEtcd", () => {
   it.live("data and ports survive kill and restart, and everything is gone with the scope", () =>
     Effect.gen(function* () {
       const { data, pid } = yield* Effect.scoped(
@@ -144,9 +144,10 @@ describe("EmbeddedEtcd", () => {
   it.live(
     "SIGTERM, SIGINT and SIGKILL to the process end etcd, also a paused one, and remove its data",
     () =>
-      Effect.gen(function* () {
-        const tmp = yield* tempDirectory
-        for (const signal of ["SIGTERM", "SIGINT", "SIGKILL"] as const) {
+      Effect.forEach(
+        ["SIGTERM", "SIGINT", "SIGKILL"] as const,
+        Effect.fnUntraced(function* (signal) {
+          const tmp = yield* tempDirectory
           const server = yield* serverProcess(tmp)
           if (signal === "SIGKILL") process.kill(server.pid, "SIGSTOP")
           server.process.kill(signal)
@@ -161,8 +162,9 @@ describe("EmbeddedEtcd", () => {
               (names) => names.length === 0
             )
           )
-        }
-      }),
+        }),
+        { concurrency: 3 }
+      ),
     60_000
   )
 

@@ -1,0 +1,382 @@
+/**
+ * Grants on etcd: acquired, renewed, released and revoked, each by one transaction that compares what it depends on.
+ */
+import { Effect } from "effect"
+import type { IKeyValue } from "etcd3"
+import type { FencingToken, LockGrant, LockKey, OwnerId, SessionId } from "../../core/lock/Lock.ts"
+import { backendUnavailable, FencedOut, LockContended, LockLost, LockNotFound } from "../../core/lock/LockErrors.ts"
+import type { AcquireRequest, RevokeRequest } from "../../core/lock/LockStore.ts"
+import type { Budget, Lease } from "./EtcdClient.ts"
+import {
+  exists,
+  found,
+  type GrantEnd,
+  put,
+  range,
+  readAcquired,
+  readEnded,
+  readRevocation,
+  readSession,
+  readStored,
+  remove,
+  revisionIs,
+  type Stored,
+  tokenOf
+} from "./EtcdLayout.ts"
+import { sessionFailure, sessionKeys } from "./EtcdSessions.ts"
+import {
+  type Doubt,
+  expiryToShow,
+  floorOf,
+  heldMillis,
+  isGrant,
+  isUnknown,
+  knowFloor,
+  knownExpiry,
+  look,
+  remember,
+  ROUNDS,
+  type State,
+  undecided
+} from "./EtcdState.ts"
+
+// -----------------------------------------------------------------------------
+// acquire
+// -----------------------------------------------------------------------------
+
+export const tryAcquire = Effect.fnUntraced(function* (state: State, request: AcquireRequest, budget: Budget) {
+  const { at, client, leases, memory, shortMemory } = state
+  const { acquireId, key, ownerId, sessionId, ttlMillis } = request
+  const acquired = at.acquire(sessionId, key, acquireId)
+  const keys = [...sessionKeys(state, sessionId), acquired, at.lock(key), at.held(key), at.floor]
+
+  /** The lease for the grant, and whether a transaction that may have been applied put something under it. */
+  let lease: Lease | undefined
+  let used = false
+
+  const attempt = Effect.gen(function* () {
+    let floor = yield* knowFloor(state, budget)
+    let { value: view } = yield* look(state, keys, budget)
+    for (let round = 0; round < ROUNDS; round++) {
+      const [session, opened, expired, before, lock, held] = found(view)
+      if (readSession(session)?.ownerId !== ownerId) {
+        return yield* sessionFailure(sessionId, ownerId, session, opened, expired)
+      }
+      const holder = readStored(lock)
+      const isOwn = holder?.grant.sessionId === sessionId && holder.grant.acquireId === acquireId
+      if (before !== undefined || isOwn) {
+        used = holder !== undefined && holder.lease === lease?.id
+        const again = yield* answerAgain(state, request, before, view, budget)
+        if (again !== undefined) return again
+        view = (yield* look(state, keys, budget)).value
+        continue
+      }
+      if (lock !== undefined && (holder === undefined || (yield* isAlive(state, holder, sessionId, budget)))) {
+        const expiresAt = holder === undefined ? null : yield* expiryToShow(state, key, holder, budget)
+        return yield* new LockContended({
+          key,
+          outcome: "HELD_BY_OTHER",
+          holderOwnerId: holder?.grant.ownerId ?? null,
+          holderExpiresAt: expiresAt,
+          retryAfterMillis: Math.min(1_000, Math.max(1, (expiresAt ?? 0) - state.now()))
+        })
+      }
+      if (floor.foreign) return yield* backendUnavailable("tryAcquire", "token_floor")
+
+      const grantedAt = state.now()
+      lease ??= yield* leases.grant(ttlMillis, budget)
+      const { offset } = floor
+      const grant = { sessionId, ownerId, acquireId, ttlMillis: lease.ttlMillis, grantedAt, offset }
+      // The grant before, whose end nobody has told yet, ends here at the latest.
+      const last = readStored(held)
+      const end = holder === undefined ? "expired" : "session"
+      const ids = yield* memory.lease(1, budget)
+      const ends = last === undefined ? undefined : yield* shortMemory.lease(1, budget)
+      // From here on: should the call be given up, its fate is unknown.
+      used = true
+      const { repeated, value } = yield* client
+        .txn(
+          {
+            compare: [
+              revisionIs(at.lock(key), lock?.mod_revision ?? "0"),
+              revisionIs(at.held(key), held?.mod_revision ?? "0"),
+              exists(at.session(sessionId)),
+              revisionIs(acquired, "0"),
+              revisionIs(at.floor, floor.revision),
+              ...(holder === undefined ? [] : [revisionIs(at.session(holder.grant.sessionId), "0")])
+            ],
+            success: [
+              put(at.lock(key), grant, lease.id),
+              put(at.held(key), grant),
+              put(acquired, { offset }, ids),
+              ...(last === undefined
+                ? []
+                : [put(at.ended(key, last.token), { ownerId: last.grant.ownerId, end, by: state.callName() }, ends)])
+            ],
+            failure: keys.map(range)
+          },
+          budget
+        )
+        .pipe(
+          Effect.tapError((failure) => Effect.sync(() => (used = isUnknown(failure)))),
+          // Without its session the grant before is free, whoever gets the key now.
+          Effect.ensuring(holder === undefined ? Effect.void : leases.finish(holder.lease))
+        )
+      const isGranted = value.succeeded || (repeated && readStored(found(value)[4])?.lease === lease.id)
+      if (isGranted && last !== undefined) tell(state, key, last, end)
+      used = isGranted
+      if (value.succeeded) {
+        const stored = {
+          grant,
+          revision: value.header.revision,
+          token: tokenOf(value.header.revision, offset),
+          lease: lease.id
+        }
+        const expiresAt = grantedAt + lease.ttlMillis
+        remember(state, key, stored, expiresAt)
+        return answerOf(key, stored, expiresAt, lease.ttlMillis)
+      }
+      floor = state.floor = floorOf(value, 6) ?? floor
+      view = value
+    }
+    return yield* undecided("tryAcquire")
+  })
+
+  return yield* Effect.ensuring(
+    attempt,
+    Effect.suspend(() => (lease === undefined || used ? Effect.void : leases.finish(lease.id)))
+  )
+})
+
+const answerOf = (key: LockKey, { grant, token }: Stored, expiresAt: number, ttlMillis: number): LockGrant => ({
+  key,
+  token,
+  ownerId: grant.ownerId,
+  sessionId: grant.sessionId,
+  grantedAt: grant.grantedAt,
+  expiresAt,
+  ttlMillis
+})
+
+const isAlive = ({ at, client }: State, { grant }: Stored, own: SessionId, budget: Budget) =>
+  grant.sessionId === own
+    ? Effect.succeed(true)
+    : Effect.map(client.txn({ compare: [exists(at.session(grant.sessionId))] }, budget), ({ value }) => value.succeeded)
+
+const tell = (state: State, key: LockKey, stored: Stored, end: "expired" | "session") =>
+  state.untold.push({
+    key,
+    token: stored.token,
+    ownerId: stored.grant.ownerId,
+    heldMillis: heldMillis(state, key, stored, end),
+    end
+  })
+
+/** The id was granted before: the same answer while that grant lives. Undefined: it changed meanwhile, look again. */
+const answerAgain = Effect.fnUntraced(function* (
+  state: State,
+  { key, ownerId }: AcquireRequest,
+  before: IKeyValue | undefined,
+  view: Parameters<typeof found>[0],
+  budget: Budget
+): Effect.fn.Return<LockGrant | undefined, LockLost | Doubt> {
+  const { at, client, leases } = state
+  const holder = readStored(found(view)[4])
+  if (holder !== undefined && (before === undefined || holder.revision === before.create_revision)) {
+    const remaining = yield* client.remaining(holder.lease, budget)
+    const { value } = yield* client.txn(
+      { compare: [revisionIs(at.lock(key), holder.revision)], success: [], failure: [] },
+      budget
+    )
+    if (!value.succeeded || value.header.raft_term !== view.header.raft_term) return undefined
+    if (remaining !== null && remaining > 0) {
+      const now = state.now()
+      const known = knownExpiry(state, key, holder)
+      // The lease says it to the second. What was said first is said again, if the two can both be true.
+      const agrees = known > now + remaining - 250 && known < now + remaining + 1_250
+      const expiresAt = agrees ? known : now + remaining
+      remember(state, key, holder, expiresAt)
+      return answerOf(key, holder, expiresAt, remaining)
+    }
+    // Less than a second is nothing to work with, and a definite end is better than a grant that dies on the way.
+    yield* leases.finish(holder.lease)
+    return yield* new LockLost({ key, token: holder.token, reason: "expired" })
+  }
+  if (before === undefined) return undefined
+  const token = tokenOf(before.create_revision, readAcquired(before)?.offset ?? "0")
+  return yield* lost(state, key, ownerId, token, budget)
+})
+
+// -----------------------------------------------------------------------------
+// renew, release, revoke
+// -----------------------------------------------------------------------------
+
+export const renew = Effect.fnUntraced(function* (
+  state: State,
+  key: LockKey,
+  ownerId: OwnerId,
+  token: FencingToken,
+  budget: Budget
+) {
+  const { at, client } = state
+  const own = yield* ownGrant(state, key, ownerId, token, budget)
+  for (let round = 0; round < ROUNDS; round++) {
+    const sentAt = state.now()
+    const alive = yield* client.keepAlive(own.lease, budget)
+    const { value } = yield* look(state, [at.lock(key), at.session(own.grant.sessionId)], budget)
+    const [lock, session] = found(value)
+    if (lock?.mod_revision !== own.revision || session === undefined)
+      return yield* lost(state, key, ownerId, token, budget)
+    if (alive === null || alive.term !== value.header.raft_term) continue
+    const expiresAt = Math.max(knownExpiry(state, key, own), sentAt + alive.ttlMillis)
+    remember(state, key, own, expiresAt)
+    return answerOf(key, own, expiresAt, alive.ttlMillis)
+  }
+  return yield* undecided("renew")
+})
+
+/** What `token` names, if that is or was a grant of `ownerId`. Whether it lives the transaction after this decides. */
+const ownGrant = Effect.fnUntraced(function* (
+  state: State,
+  key: LockKey,
+  ownerId: OwnerId,
+  token: FencingToken,
+  budget: Budget
+) {
+  const known = state.grants.get(key)
+  if (isGrant(known?.stored, ownerId, token)) return known.stored
+  const { value } = yield* look(state, [state.at.lock(key)], budget)
+  const stored = readStored(found(value)[0])
+  if (isGrant(stored, ownerId, token)) return stored
+  return yield* lost(state, key, ownerId, token, budget)
+})
+
+const lost = Effect.fnUntraced(function* (
+  state: State,
+  key: LockKey,
+  ownerId: OwnerId,
+  token: FencingToken,
+  budget: Budget
+): Effect.fn.Return<never, LockLost | Doubt> {
+  const { at } = state
+  const { value } = yield* look(state, [at.ended(key, token), at.held(key), at.lock(key)], budget)
+  const [ended, held, lock] = found(value)
+  const told = readEnded(ended)
+  if (told?.ownerId === ownerId) return yield* new LockLost({ key, token, reason: told.end })
+  const reason = !isGrant(readStored(held), ownerId, token)
+    ? "superseded"
+    : // Not told yet, so it ended by itself; with the lease still there it can only be the session.
+      lock === undefined
+      ? "expired"
+      : "session"
+  return yield* new LockLost({ key, token, reason })
+})
+
+/** What is written when a grant ends: by whom, and for whom to read. */
+const ending = (state: State, key: LockKey, { grant, token }: Stored, end: GrantEnd, by: string, budget: Budget) =>
+  Effect.gen(function* () {
+    const { at, memory, shortMemory } = state
+    const seen = yield* memory.lease(1, budget)
+    const ends = yield* shortMemory.lease(1, budget)
+    return [
+      remove(at.lock(key)),
+      remove(at.held(key)),
+      put(at.seen(key), { ...grant, token: String(token) }, seen),
+      put(at.ended(key, token), { ownerId: grant.ownerId, end, by }, ends)
+    ]
+  })
+
+export const release = Effect.fnUntraced(function* (
+  state: State,
+  key: LockKey,
+  ownerId: OwnerId,
+  token: FencingToken,
+  budget: Budget
+) {
+  const { at, client, leases } = state
+  const own = yield* ownGrant(state, key, ownerId, token, budget)
+  const by = state.callName()
+  const { repeated, value } = yield* client
+    .txn(
+      {
+        compare: [revisionIs(at.lock(key), own.revision), exists(at.session(own.grant.sessionId))],
+        success: yield* ending(state, key, own, "released", by, budget),
+        failure: [range(at.ended(key, token))]
+      },
+      budget
+    )
+    .pipe(Effect.onError(() => leases.finishIfGone(own.lease, at.lock(key), own.revision)))
+  const isOurs = value.succeeded || (repeated && readEnded(found(value)[0])?.by === by)
+  if (!isOurs) return yield* lost(state, key, ownerId, token, budget)
+  state.grants.delete(key)
+  yield* leases.finish(own.lease)
+  return { heldMillis: Math.max(0, state.now() - own.grant.grantedAt) }
+})
+
+export const revoke = Effect.fnUntraced(function* (state: State, request: RevokeRequest, budget: Budget) {
+  const { at, client, leases } = state
+  const { expectedToken, key, operator, reason, revocationId } = request
+  const revocation = at.revocation(key, revocationId)
+  const by = state.callName()
+  let tried: Stored | undefined
+  let floor = yield* knowFloor(state, budget)
+  for (let round = 0; round < ROUNDS; round++) {
+    const { value: view } = yield* look(state, [revocation, at.lock(key)], budget)
+    const [before, lock] = found(view)
+    const done = readRevocation(before)
+    const holder = readStored(lock)
+    if (before !== undefined && done !== undefined) {
+      // Our own first try, whose answer was lost, has ended it.
+      if (done.by === by && tried !== undefined) yield* leases.finish(tried.lease)
+      return {
+        key,
+        revokedToken: BigInt(done.token) as FencingToken,
+        newTokenFloor: tokenOf(before.create_revision, done.offset),
+        revocationId,
+        heldMillis: done.by === by ? Math.max(0, state.now() - done.grantedAt) : null
+      }
+    }
+    if (holder === undefined) return yield* new LockNotFound({ key })
+    if (!(yield* isAlive(state, holder, "" as SessionId, budget))) return yield* new LockNotFound({ key })
+    if (expectedToken !== undefined && expectedToken !== holder.token) {
+      const presented = expectedToken
+      return yield* new FencedOut({ point: "lock", op: "revoke", resource: key, presented, highest: holder.token })
+    }
+    if (floor.foreign) return yield* backendUnavailable("revoke", "token_floor")
+    tried = holder
+    const { grantedAt } = holder.grant
+    const revokedAt = state.now()
+    const { offset } = floor
+    const { value } = yield* client
+      .txn(
+        {
+          compare: [
+            revisionIs(at.lock(key), holder.revision),
+            exists(at.session(holder.grant.sessionId)),
+            revisionIs(revocation, "0"),
+            revisionIs(at.floor, floor.revision)
+          ],
+          success: [
+            ...(yield* ending(state, key, holder, "revoked", by, budget)),
+            put(revocation, { operator, reason, at: revokedAt, token: String(holder.token), offset, grantedAt, by })
+          ],
+          failure: [range(at.floor)]
+        },
+        budget
+      )
+      .pipe(Effect.onError(() => leases.finishIfGone(holder.lease, at.lock(key), holder.revision)))
+    if (value.succeeded) {
+      state.grants.delete(key)
+      yield* leases.finish(holder.lease)
+      return {
+        key,
+        revokedToken: holder.token,
+        newTokenFloor: tokenOf(value.header.revision, offset),
+        revocationId,
+        heldMillis: Math.max(0, revokedAt - grantedAt)
+      }
+    }
+    floor = state.floor = floorOf(value, 0) ?? floor
+  }
+  return yield* undecided("revoke")
+})
