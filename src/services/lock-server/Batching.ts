@@ -19,8 +19,8 @@ export interface BatchingOptions<Request, A, E> {
   readonly queue: number
   /** Calls for one that are under way at most, besides those of the workers. */
   readonly alone: number
-  /** Requests of one name are never in one call: the later one waits for the next. */
-  readonly distinct?: (request: Request) => string
+  /** For each call anew: whether a request may join those that were let in before. Otherwise it waits for the next. */
+  readonly admission?: () => (request: Request) => boolean
   /** Requests of one name are the same: in one call they are one, with one answer for all. */
   readonly same?: (request: Request) => string
   /** Beside the workers; it may take its time. */
@@ -50,7 +50,7 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
   options: BatchingOptions<Request, A, E>
 ): Effect.fn.Return<Batching<Request, A, E>, never, Scope.Scope> {
   type Group = Jobs<Request, A, E>
-  const { distinct, same } = options
+  const { admission, same } = options
   const queue = new Set<Job<Request, A, E>>()
   const idle = Deferred.makeUnsafe<void>()
   const places = Semaphore.makeUnsafe(options.alone)
@@ -68,7 +68,7 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
   /** The next call, oldest first. */
   const take = (): Array<Group> => {
     const taken: Array<Group> = []
-    const names = new Set<string>()
+    const admits = admission?.()
     const groups = new Map<string, Group>()
     for (const job of queue) {
       const id = same?.(job.request)
@@ -79,13 +79,11 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
         continue
       }
       if (taken.length === options.batch) break
-      const name = distinct?.(job.request)
-      if (name !== undefined && names.has(name)) continue
+      if (admits?.(job.request) === false) continue
       queue.delete(job)
       const begun: Group = [job]
       taken.push(begun)
       if (id !== undefined) groups.set(id, begun)
-      if (name !== undefined) names.add(name)
     }
     return taken
   }
@@ -181,3 +179,14 @@ const inContext =
   (context: Context.Context<never>) =>
   <A, E>(self: Effect.Effect<A, E>): Effect.Effect<A, E> =>
     Effect.updateContext<A, E, never, never>(self, () => context)
+
+/** Requests of one name are never in one call. */
+export const distinct =
+  <Request>(name: (request: Request) => string) =>
+  () => {
+    const names = new Set<string>()
+    return (request: Request) => {
+      const before = names.size
+      return names.add(name(request)).size > before
+    }
+  }

@@ -22,6 +22,7 @@
 import { Effect, Layer, type Scope } from "effect"
 import { LockStore } from "../../core/lock/LockStore.ts"
 import type { EtcdOptions, EtcdTooOld } from "./EtcdClient.ts"
+import * as EtcdBatches from "./EtcdBatches.ts"
 import * as EtcdClient from "./EtcdClient.ts"
 import * as EtcdGrants from "./EtcdGrants.ts"
 import * as EtcdRecords from "./EtcdRecords.ts"
@@ -35,7 +36,10 @@ export interface EtcdLockStoreOptions extends EtcdOptions, StateOptions {}
 export const make = Effect.fnUntraced(function* (
   options: EtcdLockStoreOptions
 ): Effect.fn.Return<LockStore["Service"], EtcdTooOld, Scope.Scope> {
-  const client = yield* EtcdClient.make(options)
+  const client = yield* EtcdBatches.over(
+    yield* EtcdClient.make(options),
+    EtcdBatches.putsBelow(`${options.prefix ?? "/dlock/"}lock/`)
+  )
   const state = yield* makeState(client, options)
   yield* Effect.flatMap(client.budget(options.timeoutMillis), client.checkVersions).pipe(
     Effect.catchTag("EtcdOutage", ({ message }) =>

@@ -87,7 +87,7 @@ export const make = Effect.fnUntraced(function* ({ pools, timeoutMillis }: PgBat
       const { answer, distinct, operation, same, sizes } = options
       const { submit } = yield* Batching.make<Request, A, E | BackendError>({
         ...sizes,
-        ...(distinct === undefined ? {} : { distinct }),
+        ...(distinct === undefined ? {} : { admission: Batching.distinct(distinct) }),
         ...(same === undefined ? {} : { same }),
         one: (request) => Effect.flatMap(one(operation)(options.one(request, true)), (row) => answer(row, request)),
         many: (requests) => {

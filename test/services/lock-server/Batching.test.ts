@@ -27,7 +27,7 @@ const scene = Effect.fnUntraced(function* (
     queue: 10,
     alone: 2,
     ...options,
-    distinct: ({ key }) => key,
+    admission: Batching.distinct(({ key }) => key),
     same: ({ id, key }) => `${key}/${id}`,
     one: ({ id }) =>
       Effect.andThen(
