@@ -363,12 +363,14 @@ export const mutants: ReadonlyArray<Mutant> = [
     edits: [
       edit(payments, fenceMet, fenceMet.replace("enforced &&", 'enforced && op !== "fail" && op !== "ambiguous" &&')),
       edit(decision, ownClaim, 'const own = look.state === "CLAIMED"')
-    ]
+    ],
+    survives: "the evidence decides these moves, whoever makes them, and the state lets only one of them happen"
   },
   {
     id: "M42",
     what: "resolve skips the fence",
-    edits: [edit(payments, fenceMet, fenceMet.replace("enforced &&", 'enforced && op !== "resolve" &&'))]
+    edits: [edit(payments, fenceMet, fenceMet.replace("enforced &&", 'enforced && op !== "resolve" &&'))],
+    survives: "one reconciler runs here; two of them meet in the laws of the payment stores"
   },
   {
     id: "A01",

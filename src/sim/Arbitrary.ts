@@ -69,7 +69,7 @@ const arbitrariesOf = (scenario: Scenario): Arbitraries => {
   const margin = client.safetyMarginMillis
   const times = (...factors: ReadonlyArray<number>) => fc.constantFrom(...factors.map((one) => Math.round(one * lease)))
   /** From barely noticeable to far past the lease. */
-  const length = times(1.75, 1.1, 2.5, 0.9, 0.5, 0.2, 0.02)
+  const length = times(2.5, 1.1, 1.75, 3.5, 0.9, 0.5, 0.2, 0.02)
   const worker = fc.constantFrom("w1", "w2")
   const nth = position(3)
   const at = (name: fc.Arbitrary<string>, which = nth): fc.Arbitrary<When> =>

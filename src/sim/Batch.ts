@@ -149,7 +149,7 @@ const simpler = (spec: RunSpec, fails: (spec: RunSpec) => boolean): RunSpec => {
   if (isPlain(spec) && spec.faults.length === 0) return spec
   if (fails(plain)) return plain
   if (isPlain(spec) && spec.faults.length === 1) return spec
-  const millis = Math.round(settingsOf(spec).lock.defaultTtlMillis * 1.75)
+  const millis = Math.round(settingsOf(spec).lock.defaultTtlMillis * 3.5)
   for (const name of workerPoints) {
     for (const node of ["w1", "w2"]) {
       const held: RunSpec = {

@@ -33,9 +33,9 @@ export const faultsOf = (spec: RunSpec): ReadonlyArray<Fault> => {
   const { cluster } = run(spec, { keepVisible: true })
   const lease = settingsOf(spec).lock.defaultTtlMillis
   return catalogue(cluster.network, {
-    pauseMillis: [Math.round(lease * 1.75)],
-    delayMillis: [Math.round(lease * 1.75)],
-    duplicateMillis: [Math.round(lease * 1.75)],
+    pauseMillis: [Math.round(lease * 3)],
+    delayMillis: [Math.round(lease * 3)],
+    duplicateMillis: [Math.round(lease * 3)],
     downMillis: [200],
     node: ({ name }) => !["rail", "reconciler"].includes(name),
     message: ({ label }) => !/listPayouts|sweep|backlog/.test(label),

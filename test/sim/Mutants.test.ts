@@ -1,0 +1,35 @@
+/** Deliberate bugs: the canaries die at once, and a mutant that no longer applies says so. */
+import { assert, describe, it } from "@effect/vitest"
+import { Effect } from "effect"
+import { type Mutant, mutants } from "../../src/harness/Mutants.ts"
+import type { Job } from "../../src/harness/SimJob.ts"
+import { type Edit, runJobs } from "../../src/harness/SimPool.ts"
+
+const jobs = (runs: number, scenario = "uc-03"): ReadonlyArray<Job> => [
+  { kind: "chunk", scenario, fixed: {}, seed: 1, chunk: 0, runs, traps: false }
+]
+
+const run = (edits: ReadonlyArray<Edit>, runs: number, scenario?: string) =>
+  Effect.runPromise(Effect.result(runJobs({ jobs: jobs(runs, scenario), workers: 1, mutant: edits })))
+
+describe("mutants", () => {
+  it("have names of their own, and a survivor has a reason", () => {
+    assert.strictEqual(new Set(mutants.map(({ id }) => id)).size, mutants.length)
+    for (const { id, survives } of mutants) assert.notStrictEqual(survives, "", id)
+  })
+
+  const sample: ReadonlyArray<Mutant> = mutants.filter(({ canary }) => canary === true)
+  for (const { edits, id, what } of sample) {
+    it(`${id} is found within three runs: ${what}`, async () => {
+      const result = await run(edits, 3)
+      assert.strictEqual(result._tag, "Success")
+      if (result._tag === "Success") assert.isDefined(result.success.failure)
+    }, 120_000)
+  }
+
+  it("that change a place which is not there fail loudly", async () => {
+    const result = await run([{ file: "sim/SimLockStore.ts", find: "no such statement", replace: "" }], 1)
+    assert.strictEqual(result._tag, "Failure")
+    if (result._tag === "Failure") assert.match(result.failure.message, /no longer applies/)
+  }, 120_000)
+})
