@@ -1,5 +1,5 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Deferred, Effect, Fiber } from "effect"
+import { Clock, Deferred, Effect, Fiber } from "effect"
 import type { IRequestOp, ITxnRequest, ITxnResponse } from "etcd3"
 import * as EtcdBatches from "../../../src/services/lock-server/EtcdBatches.ts"
 import { type Answer, type EtcdClient, LeaseGone } from "../../../src/services/lock-server/EtcdClient.ts"
@@ -39,7 +39,7 @@ const scene = Effect.gen(function* () {
       })
   } as unknown as EtcdClient
   const batches = yield* EtcdBatches.over(client, EtcdBatches.putsBelow("/lock/"))
-  const endsAt = BigInt(Math.round(performance.now() * 1e6)) + 3_600_000_000_000n
+  const endsAt = (yield* Clock.monotonicTimeNanos) + 20_000_000_000n
   const start = (request: ITxnRequest) => Effect.forkChild(Effect.exit(batches.txn(request, { endsAt })))
   // All workers are busy with one each.
   const busy = yield* Effect.forEach([1, 2, 3, 4], (i) =>
@@ -104,7 +104,7 @@ describe("EtcdBatches", () => {
 
   it.live("sends whatever takes its token from the revision by itself, and ranges of many keys too", () =>
     Effect.gen(function* () {
-      const { sent, start } = yield* scene
+      const { open, sent, start } = yield* scene
       yield* start({ success: [put("/lock/a")] })
       yield* start({ success: [put("/lock/b")] })
       yield* start({ success: [{ request_range: { key: Buffer.from("/"), range_end: Buffer.from("0") } }] })
@@ -113,6 +113,7 @@ describe("EtcdBatches", () => {
         "all are sent",
         Effect.sync(() => sent.length === 7)
       )
+      yield* open
     }).pipe(Effect.scoped)
   )
 
@@ -123,7 +124,8 @@ describe("EtcdBatches", () => {
         start({ success: [put(`/p/${i}`, lease)] })
       )
       yield* open
-      const tags = yield* Effect.forEach(fibers, (fiber) => Effect.map(Fiber.join(fiber), ({ _tag }) => _tag))
+      const exits = yield* Effect.forEach(fibers, (fiber) => Fiber.join(fiber))
+      const tags = exits.map(({ _tag }) => _tag)
       assert.deepStrictEqual(tags, ["Success", "Failure", "Success"])
       assert.deepStrictEqual(rest(), [3, 0, 0, 0])
     }).pipe(Effect.scoped)
