@@ -19,9 +19,11 @@ export interface SurfaceOptions<Id extends string, Groups extends HttpApiGroup.C
   readonly vocabulary?: ReadonlyArray<string | number>
   /** Requests that are right as they are. They are sent as such, and with a header or a field changed. */
   readonly examples?: ReadonlyArray<Example>
+  /** Each example is sent once, unchanged and in order, before anything else. */
+  readonly examplesFirst?: boolean
   /**
-   * What a refusal (400, 404, 405, 413, 415) must leave as it is. Asked before each request and after each refusal; the
-   * two answers must be equal.
+   * What a refusal (400, 404, 405, 413, 415) must leave as it is. Asked after each refusal, and before it when the
+   * answer is not known from the refusal before; the two must be equal.
    */
   readonly state?: Effect.Effect<string>
   /** Request headers beyond the common ones. */
@@ -37,9 +39,19 @@ export interface SurfaceOptions<Id extends string, Groups extends HttpApiGroup.C
 export interface Example {
   readonly method: string
   readonly path: string
-  readonly headers?: Readonly<Record<string, string>>
+  readonly headers?: Readonly<Record<string, string | undefined>>
   readonly body?: Readonly<Record<string, unknown>>
 }
+
+const sentOf = ({ body, headers, method, path }: Example): Sent => ({
+  method,
+  path,
+  headers: Object.entries({
+    ...(body === undefined ? {} : { "content-type": "application/json" }),
+    ...headers
+  }).flatMap(([name, value]) => (value === undefined ? [] : [[name, value] as const])),
+  body: body === undefined ? undefined : JSON.stringify(body)
+})
 
 /** Nothing may have changed after an answer with one of these. */
 const refusals: ReadonlySet<number> = new Set([400, 404, 405, 413, 415])
@@ -251,20 +263,13 @@ const requests = (
           { nil: undefined, freq: 2 }
         )
       })
-      .map(({ field, header }): Sent => {
-        const body = field === undefined ? example.body : { ...example.body, [field[0]]: field[1] }
-        const headers = Object.entries({
-          ...(body === undefined ? {} : { "content-type": "application/json" }),
-          ...example.headers,
-          ...(header === undefined ? {} : { [header[0]]: header[1] })
+      .map(({ field, header }) =>
+        sentOf({
+          ...example,
+          ...(header === undefined ? {} : { headers: { ...example.headers, [header[0]]: header[1] } }),
+          ...(field === undefined ? {} : { body: { ...example.body, [field[0]]: field[1] } })
         })
-        return {
-          method: example.method,
-          path: example.path,
-          headers: headers.flatMap(([name, value]) => (value === undefined ? [] : [[name, value] as const])),
-          body: body === undefined ? undefined : JSON.stringify(body)
-        }
-      })
+      )
   return fc.oneof(
     { weight: 6, arbitrary: known },
     ...(options.examples.length === 0
@@ -352,6 +357,7 @@ export const check = <Id extends string, Groups extends HttpApiGroup.Constraint>
 ): Effect.Effect<ReadonlyMap<number, number>> => {
   const statuses = new Map<number, number>()
   const state = options.state ?? Effect.succeed("")
+  let known: string | undefined
   const all = endpointsOf(options.api)
   const endpoints = all.filter(({ path }) => options.except?.includes(path) !== true)
   const pathOf = pathTable(routesOf(options.api))
@@ -369,14 +375,14 @@ export const check = <Id extends string, Groups extends HttpApiGroup.Constraint>
     (sent) =>
       Effect.runPromise(
         Effect.gen(function* () {
-          const before = yield* state
+          const before = known ?? (yield* state)
           const answer = yield* send(options.baseUrl, sent, options.answerMillis ?? 5_000)
           statuses.set(answer.status, (statuses.get(answer.status) ?? 0) + 1)
+          const refused = refusals.has(answer.status)
+          known = refused ? before : undefined
           const problem =
             problemOf({ method: sent.method, endpoint: reached(sent) }, answer) ??
-            (refusals.has(answer.status) && (yield* state) !== before
-              ? `a ${answer.status} that changed something`
-              : undefined)
+            (refused && (yield* state) !== before ? `a ${answer.status} that changed something` : undefined)
           if (problem !== undefined) {
             throw new Error(
               `${problem}\n${sent.method} ${sent.path} ${JSON.stringify(sent.headers)} ${sent.body?.slice(0, 500)}\n` +
@@ -389,6 +395,9 @@ export const check = <Id extends string, Groups extends HttpApiGroup.Constraint>
   const parameters = {
     numRuns: options.runs ?? 300,
     includeErrorInReport: true,
+    ...(options.examplesFirst === true
+      ? { examples: (options.examples ?? []).map((example): [Sent] => [sentOf(example)]) }
+      : {}),
     ...(options.seed === undefined ? {} : { seed: options.seed })
   }
   return Effect.as(
