@@ -64,7 +64,7 @@ export const start = Effect.fnUntraced(function* (
   return {
     primary,
     standby,
-    promote: asAdmin(standby, ["SELECT pg_promote(true, 30)", "CHECKPOINT"])
+    promote: asAdmin(standby, ["SELECT pg_promote(true, 30)"])
   }
 })
 

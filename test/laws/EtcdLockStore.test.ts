@@ -9,7 +9,7 @@ import * as EmbeddedEtcd from "../../src/services/platform/EmbeddedEtcd.ts"
 import { freshStore, lawWorld } from "../support/etcd.ts"
 import { laws, runLaw } from "./LockStoreLaws.ts"
 
-const AT_ONCE = 5
+const AT_ONCE = 4
 
 const settings = {
   "EtcdLockStore on one etcd": Effect.map(EmbeddedEtcd.start({ storage: { kind: "temporary" }, fast: true }), (one) => [
@@ -32,7 +32,7 @@ beforeAll(() => {
       verdicts,
       ([law, verdict]) =>
         runLaw(law, lawWorld(endpoints[0] ?? "")).pipe(
-          Effect.provide(freshStore({ endpoints, timeoutMillis: 10_000 }), { local: true }),
+          Effect.provide(freshStore({ endpoints, timeoutMillis: 20_000 }), { local: true }),
           Effect.exit,
           Effect.flatMap((exit) => Deferred.done(verdict, exit))
         ),
@@ -48,6 +48,6 @@ beforeAll(() => {
 
 for (const { name, verdicts } of suites) {
   describe(name, () => {
-    for (const [law, verdict] of verdicts) it.live(law.name, () => Deferred.await(verdict), 90_000)
+    for (const [law, verdict] of verdicts) it.live(law.name, () => Deferred.await(verdict), 120_000)
   })
 }

@@ -24,11 +24,12 @@ export interface Round {
 }
 
 const LONG = 300_000
-/** NFR-02 is 2 s; the rest is for machines that do other things as well. */
-const OUTAGE_MILLIS = 4_000
-
-/** Answers the outages in ms, one a round. */
-export const survive = Effect.fnUntraced(function* (store: LockStore["Service"], all: ReadonlyArray<Round>) {
+/** Answers the outages in ms, one a round; each must be shorter than `limitMillis`. */
+export const survive = Effect.fnUntraced(function* (
+  store: LockStore["Service"],
+  all: ReadonlyArray<Round>,
+  limitMillis: number
+) {
   const api = Context.get(
     yield* Layer.build(Layer.provide(LockService.layer(defaults.lock), Layer.succeed(LockStore, store))),
     LockApi
@@ -71,7 +72,7 @@ export const survive = Effect.fnUntraced(function* (store: LockStore["Service"],
 
   // Somebody wants the lock all the time and never gets it.
   const stolen: Array<FencingToken> = []
-  yield* acquire(contender, heldKey).pipe(
+  const contending = yield* acquire(contender, heldKey).pipe(
     Effect.tap(({ token }) => Effect.sync(() => stolen.push(token))),
     Effect.ignore,
     Effect.andThen(Effect.sleep("100 millis")),
@@ -122,13 +123,14 @@ export const survive = Effect.fnUntraced(function* (store: LockStore["Service"],
     yield* served(3)
     outages.push(outage)
     yield* Effect.logInfo(`${name}: nobody was served for ${Math.round(outage)} ms`)
-    assert.isAtMost(outage, OUTAGE_MILLIS, name)
+    assert.isAtMost(outage, limitMillis, name)
     const record = yield* Effect.retry(store.record(kept.key), { times: 20 })
     assert.isTrue(record.held, "an acknowledged grant was forgotten")
     assert.strictEqual(record.token, kept.token)
     yield* heal
   }
   yield* served(3)
+  yield* Fiber.interrupt(contending)
   yield* Deferred.succeed(stop, undefined)
   const end = yield* Fiber.await(holder)
   assert.isTrue(Exit.isSuccess(end), `the SDK lost the lock: ${String(end)}`)

@@ -4,6 +4,9 @@ import * as EtcdCluster from "../../../src/harness/EtcdCluster.ts"
 import * as EtcdLockStore from "../../../src/services/lock-server/EtcdLockStore.ts"
 import { median, type Round, rounds, survive } from "../../support/failover.ts"
 
+/** NFR-02 is 2 s; the rest is for machines that do other things as well. */
+const LIMIT_MILLIS = 4_000
+
 describe("EtcdLockStore without its leader", () => {
   it.live(
     "a lock is held throughout, nothing acknowledged is forgotten, no token goes back",
@@ -21,7 +24,7 @@ describe("EtcdLockStore without its leader", () => {
           { name: "leader killed", fault: take("kill"), heal: Effect.suspend(() => gone?.restart ?? Effect.void) },
           { name: "leader stopped", fault: take("pause"), heal: Effect.suspend(() => gone?.resume ?? Effect.void) }
         ])
-        const outages = yield* survive(store, all)
+        const outages = yield* survive(store, all, LIMIT_MILLIS)
         yield* Effect.logInfo(
           `median ${Math.round(median(outages))} ms, longest ${Math.round(Math.max(...outages))} ms`
         )

@@ -68,7 +68,7 @@ const serverProcess = (
     )
   )
 
-describe.concurrent("EmbeddedEtcd", () => {
+describe("EmbeddedEtcd", { timeout: 90_000 }, () => {
   it.live("data and ports survive kill and restart, and everything is gone with the scope", () =>
     Effect.gen(function* () {
       const { data, pid } = yield* Effect.scoped(
@@ -141,31 +141,28 @@ describe.concurrent("EmbeddedEtcd", () => {
     })
   )
 
-  it.live(
-    "SIGTERM, SIGINT and SIGKILL to the process end etcd, also a paused one, and remove its data",
-    () =>
-      Effect.forEach(
-        ["SIGTERM", "SIGINT", "SIGKILL"] as const,
-        Effect.fnUntraced(function* (signal) {
-          const tmp = yield* tempDirectory
-          const server = yield* serverProcess(tmp)
-          if (signal === "SIGKILL") process.kill(server.pid, "SIGSTOP")
-          server.process.kill(signal)
-          yield* waitUntil(
-            `etcd has ended after ${signal}`,
-            Effect.sync(() => !isAlive(server.pid))
+  it.live("SIGTERM, SIGINT and SIGKILL to the process end etcd, also a paused one, and remove its data", () =>
+    Effect.forEach(
+      ["SIGTERM", "SIGINT", "SIGKILL"] as const,
+      Effect.fnUntraced(function* (signal) {
+        const tmp = yield* tempDirectory
+        const server = yield* serverProcess(tmp)
+        if (signal === "SIGKILL") process.kill(server.pid, "SIGSTOP")
+        server.process.kill(signal)
+        yield* waitUntil(
+          `etcd has ended after ${signal}`,
+          Effect.sync(() => !isAlive(server.pid))
+        )
+        yield* waitUntil(
+          `no data is left after ${signal}`,
+          Effect.map(
+            Effect.promise(() => fs.readdir(tmp)),
+            (names) => names.length === 0
           )
-          yield* waitUntil(
-            `no data is left after ${signal}`,
-            Effect.map(
-              Effect.promise(() => fs.readdir(tmp)),
-              (names) => names.length === 0
-            )
-          )
-        }),
-        { concurrency: 3 }
-      ),
-    60_000
+        )
+      }),
+      { concurrency: 3 }
+    )
   )
 
   it.live("a port in use, and a flag that etcd does not know, fail with the reason", () =>
