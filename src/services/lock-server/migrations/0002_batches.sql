@@ -13,8 +13,7 @@
 -- not: no scans of tables, one plan for all numbers of items, and an open session is known by its end_reason, since
 -- `closed_at IS NULL` invites a walk through the index of all open sessions (64 items: 7 ms of it, against 0.3).
 
--- Parts of every answer. As SQL functions with settings of their own they were parsed and planned at each call, which was
--- more than half of what a single acquire or release cost the server (533 and 450 us against 206 and 147).
+-- Parts of every answer. As SQL functions with settings of their own they were parsed and planned at each call.
 
 -- Stable, as what it calls is: a function that claims more than its body is not made a part of the caller's statement.
 CREATE OR REPLACE FUNCTION lock.ms(t timestamptz) RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE
