@@ -347,3 +347,26 @@ const consistent = (spec: RunSpec): RunSpec => ({
         : fault
   )
 })
+
+export interface Checked {
+  /** Until the failure, it included. */
+  readonly numRuns: number
+  readonly numShrinks: number
+  /** The shrunk run, if one failed. */
+  readonly failed: RunSpec | undefined
+}
+
+/** So many runs of a scenario, drawn from the seed; the first that fails is shrunk. */
+export const check = (
+  scenario: Scenario,
+  fixed: Fixed,
+  seed: number,
+  runs: number,
+  fails: (spec: RunSpec) => boolean
+): Checked => {
+  const { counterexample, numRuns, numShrinks } = fc.check(
+    fc.property(specOf(scenario, fixed), (spec) => !fails(spec)),
+    { seed, numRuns: runs, verbose: 0 }
+  )
+  return { numRuns, numShrinks, failed: counterexample?.[0] }
+}

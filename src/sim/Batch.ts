@@ -2,8 +2,7 @@
  * A chunk of a batch: some runs of a scenario drawn from one seed, and if one fails, the simplest run that fails the same
  * way. A chunk is a function of its arguments, so that a batch comes to the same whoever runs which chunk.
  */
-import fc from "fast-check"
-import { type Fixed, specOf } from "./Arbitrary.ts"
+import { check, type Fixed } from "./Arbitrary.ts"
 import { mix } from "./Draw.ts"
 import { withTraps } from "./Leaks.ts"
 import { Marks } from "./Marks.ts"
@@ -89,11 +88,8 @@ export const runChunk = ({ chunk, fixed, runs, scenario, seed, traps }: ChunkJob
     }
     return verdicts.some(({ check }) => check === kind)
   }
-  const checked = fc.check(
-    fc.property(specOf(scenarioOf(scenario), fixed), (spec) => !fails(spec)),
-    { seed: mix(seed, 0xc4, chunk) | 0, numRuns: runs, verbose: 0 }
-  )
-  const shrunk = checked.counterexample?.[0]
+  const checked = check(scenarioOf(scenario), fixed, mix(seed, 0xc4, chunk) | 0, runs, fails)
+  const shrunk = checked.failed
   return {
     chunk,
     runs: checked.numRuns,

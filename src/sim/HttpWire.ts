@@ -65,9 +65,9 @@ const lateBound = <S extends object>(operations: ReadonlyArray<keyof S & string>
     // Built from the names of its operations.
   ) as unknown as S
 
-const app = <Id extends string, Groups extends HttpApiGroup.Constraint, E>(
+const app = <Id extends string, Groups extends HttpApiGroup.Constraint, E, R>(
   api: HttpApi.HttpApi<Id, Groups>,
-  handlers: Layer.Layer<HttpApiGroup.ToService<Id, Groups>, E, unknown>
+  handlers: Layer.Layer<HttpApiGroup.ToService<Id, Groups>, E, R>
 ): App => {
   const surface = HttpApiBuilder.layer(api).pipe(Layer.provide(handlers), Layer.provide(RequestErrors.layer))
   const routes = Layer.mergeAll(surface, Envelope.layer(api)).pipe(

@@ -1,7 +1,8 @@
 /** Deliberate bugs: the canaries die at once, and a mutant that no longer applies says so. */
 import { assert, describe, it } from "@effect/vitest"
 import { Effect } from "effect"
-import { type Mutant, mutants } from "../../src/harness/Mutants.ts"
+import type { Mutant } from "../../src/harness/Mutant.ts"
+import { mutants } from "../../src/harness/Mutants.ts"
 import type { Job } from "../../src/harness/SimJob.ts"
 import { type Edit, runJobs } from "../../src/harness/SimPool.ts"
 

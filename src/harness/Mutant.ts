@@ -1,0 +1,32 @@
+/**
+ * Deliberate bugs, each a change of one or two places of a source file, made while the file is loaded and nowhere else. A
+ * simulation that does not find them proves nothing by finding nothing.
+ *
+ * A bug behind a second guard lives, so some are run with that guard away, and compared with what its absence alone does.
+ * Every survivor has its reason here; one without a reason fails the command.
+ */
+import type { Fixed } from "../sim/Arbitrary.ts"
+import type { Edit } from "./SimPool.ts"
+
+export interface Mutant {
+  readonly id: string
+  readonly what: string
+  readonly edits: ReadonlyArray<Edit>
+  /** Where it is looked for, in this order. Default: UC-03, then UC-05. */
+  readonly under?: ReadonlyArray<{
+    readonly scenario: string
+    readonly fixed?: Fixed
+    /** Checks that fail there without the mutant too. */
+    readonly expected?: ReadonlyArray<string>
+  }>
+  /** Must be found within three runs, or the harness itself is broken. */
+  readonly canary?: boolean
+  /** Why it can not be found. */
+  readonly survives?: string
+}
+
+export const edit = (file: string, find: string, replace: string): Edit => ({ file, find, replace })
+/** All places of a file. */
+export const everywhere = (file: string, find: string, replace: string): Edit => ({ file, find, replace, all: true })
+/** The same statement with something in front of it. */
+export const before = (file: string, find: string, first: string): Edit => edit(file, find, `${first}${find}`)
