@@ -11,6 +11,7 @@ import { mkdirSync, writeFileSync } from "node:fs"
 import { resolve } from "node:path"
 import { pathToFileURL } from "node:url"
 import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
+import { Exited, exitCodes } from "../services/platform/ExitCodes.ts"
 import * as Migrations from "../services/platform/Migrations.ts"
 import { demoPage } from "./DemoPage.ts"
 import { type DemoDocument, matrix, type RowReport } from "./Experiment.ts"
@@ -23,7 +24,17 @@ export interface DemoOptions {
   readonly report: string
 }
 
-/** Answers true when fencing held and its absence corrupted, with exactly the expected figures. */
+/** What is printed with `--json`. */
+export const documentOf = (reports: ReadonlyArray<RowReport>): DemoDocument => ({
+  rows: reports.map((report) => report.row),
+  verdict: reports.every((report) => report.differences.length === 0) ? "proven" : "differs"
+})
+
+/** A figure that differs is a finding, with the exit code of one. */
+export const conclude = ({ verdict }: DemoDocument): Effect.Effect<void, Exited> =>
+  verdict === "proven" ? Effect.void : Effect.fail(new Exited({ code: exitCodes.findings }))
+
+/** Succeeds when fencing held and its absence corrupted, with exactly the expected figures. */
 export const run = Effect.fnUntraced(
   function* (options: DemoOptions) {
     const startedAt = yield* DateTime.now
@@ -73,12 +84,8 @@ export const run = Effect.fnUntraced(
       next = yield* prepare(index + 1) ?? Effect.succeed(next)
       reports.push(yield* runRow(around, row, (text) => progress(`${label} ${text}`)))
     }
-    const proven = reports.every((report) => report.differences.length === 0)
+    const document = documentOf(reports)
     const page = yield* writePage(options.report, demoPage(reports, DateTime.formatIso(startedAt)))
-    const document: DemoDocument = {
-      rows: reports.map((report) => report.row),
-      verdict: proven ? "proven" : "differs"
-    }
     if (options.json) yield* Console.log(JSON.stringify(document))
     else {
       yield* Console.log(`\n${table(reports)}\n`)
@@ -86,14 +93,14 @@ export const run = Effect.fnUntraced(
         for (const difference of differences) yield* Console.log(`row ${index + 1}: ${difference}`)
       }
       yield* Console.log(
-        proven
+        document.verdict === "proven"
           ? "Fencing held, and its absence corrupted: with a fence on, the stale worker is refused there (FENCED_OUT) and\nnothing changes; with it off, the same run pays or posts twice, while the books still balance."
           : "The figures are not the expected ones: see above."
       )
       yield* Console.log(`Every hop: ${pathToFileURL(page).href}`)
     }
     yield* progress("stopping everything")
-    return proven
+    yield* conclude(document)
   },
   Effect.scoped,
   // @effect-diagnostics-next-line strictEffectProvide:off (this is the entry point of the command)
@@ -111,7 +118,7 @@ const writePage = (directory: string, page: string) =>
     catch: (cause) => new HarnessError({ step: `write the page into ${directory}`, message: String(cause) })
   })
 
-const table = (reports: ReadonlyArray<RowReport>): string => {
+export const table = (reports: ReadonlyArray<RowReport>): string => {
   const head = [
     "ledger fence",
     "rail fence",

@@ -36,6 +36,8 @@ export const processesOf = (directory: string): ReadonlyArray<number> =>
     )
     .map(Number)
 
+export const commandLine = (pid: number): string => read(`/proc/${pid}/cmdline`).replaceAll("\0", " ").slice(0, 300)
+
 /** TCP ports on which any of these processes listens. */
 export const portsOf = (pids: ReadonlyArray<number>): ReadonlyArray<number> => {
   const sockets = new Set(
@@ -99,12 +101,15 @@ export const run = (
     ({ child, exit }) => Effect.sync(() => void (exit() === undefined && child.kill("SIGKILL")))
   )
 
-/** An empty directory that everybody may enter (as root PostgreSQL runs as `nobody`); gone with the scope. */
+/**
+ * An empty directory like the temporary one, that everybody may enter and write to: as root PostgreSQL runs as `nobody`,
+ * and removes its own data when its parent is killed. Gone with the scope.
+ */
 export const emptyDirectory = (parent: string): Effect.Effect<string, never, Scope.Scope> =>
   Effect.acquireRelease(
     Effect.sync(() => {
       const directory = fs.mkdtempSync(path.join(parent, "dlock-e2e-"))
-      fs.chmodSync(directory, 0o755)
+      fs.chmodSync(directory, 0o1777)
       return directory
     }),
     (directory) => Effect.sync(() => fs.rmSync(directory, { recursive: true, force: true, maxRetries: 5 }))
