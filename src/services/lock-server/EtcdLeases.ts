@@ -75,7 +75,9 @@ export interface Leases {
   readonly finishIfGone: (id: string, key: string, revision: string) => Effect.Effect<void>
 }
 
-const FINISH_MILLIS = 5_000
+const FINISH_MILLIS = 10_000
+/** A call that was given up may be carried out a little later. */
+const STILL_UNDER_WAY_MILLIS = 3_000
 
 /** When the scope closes, what is under way is waited for, within a second. What fails runs out by itself. */
 export const makeLeases = Effect.fnUntraced(function* (
@@ -91,10 +93,16 @@ export const makeLeases = Effect.fnUntraced(function* (
       Effect.flatMap(randomLeaseId, (id) => Effect.onError(client.grantLease(id, ttlMillis, budget), () => finish(id))),
     finish,
     finishIfGone: (id, key, revision) =>
-      inBackground((budget) =>
-        Effect.flatMap(client.txn({ compare: [revisionIs(key, revision)] }, budget), ({ value }) =>
-          value.succeeded ? Effect.void : client.revokeLease(id, budget)
+      inBackground((budget) => {
+        const isThere = Effect.map(
+          client.txn({ compare: [revisionIs(key, revision)] }, budget),
+          ({ value }) => value.succeeded
         )
-      )
+        const again = Effect.andThen(Effect.sleep(STILL_UNDER_WAY_MILLIS), isThere)
+        return Effect.flatMap(
+          Effect.flatMap(isThere, (there) => (there ? again : Effect.succeed(false))),
+          (there) => (there ? Effect.void : client.revokeLease(id, budget))
+        )
+      })
   }
 })

@@ -224,8 +224,8 @@ export const knownExpiry = (state: State, key: LockKey, stored: Stored): number 
 
 /** A sweep comes every second, so what has just been found ended no longer ago than this. */
 const FOUND_WITHIN_MILLIS = 5_000
-/** etcd looks twice a second for what has run out. */
-const DELETED_WITHIN_MILLIS = 500
+/** etcd looks twice a second for what has run out, and its leader has to agree with the others about it. */
+const DELETED_WITHIN_MILLIS = 1_000
 
 /** How long a grant was held that is found to have ended by itself; to the second where the exact end is not known. */
 export const heldMillis = (state: State, key: LockKey, stored: Stored, end: "expired" | "session"): number => {
