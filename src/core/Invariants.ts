@@ -28,20 +28,6 @@ export interface Violation {
   readonly detail: string
 }
 
-export const promises: Readonly<Record<InvariantName, string>> = {
-  "INV-01": "at most one live grant per key at any instant of the backend's clock",
-  "INV-02": "the rail receives at most one submission per payout",
-  "INV-03": "each ledger transaction sums to zero and every balance equals the sum of its entries",
-  "INV-04": "tokens of one key strictly increase over its whole life",
-  "INV-05": "a stale token changes zero rows anywhere",
-  "INV-06": "a payout is POSTED exactly if the rail paid it once, and FAILED only if the rail did not pay it",
-  "INV-08": "a payout that became ambiguous is never submitted again and leaves that state only through reconciliation",
-  "ONE-POSTING": "one payout, one posting",
-  "ONE-TOKEN-ONE-CLAIM": "one token claims at most one payout",
-  "INTENT-FIRST": "a submission is on record before the rail is called",
-  "LIVE-01": "once faults stop, every payout reaches a terminal state within the bound that the scenario states"
-}
-
 type Check = (history: History) => ReadonlyArray<Violation>
 
 const groupBy = <A>(items: ReadonlyArray<A>, keyOf: (item: A) => string): Map<string, Array<A>> => {

@@ -3,11 +3,11 @@
  * that has only `Rail`. The stub may be at the other end of a simulated network, whose failures say nothing about the
  * payment.
  */
-import { Clock, Effect, Layer } from "effect"
+import { Clock, Effect } from "effect"
 import { reached } from "../core/FaultPoint.ts"
 import { Rail, type RailAnswer, type RailFinding, RailNoAnswer } from "../core/rail/Rail.ts"
 import type { LookupAnswer, PaymentOrder } from "../services/api/RailStubHttpApi.ts"
-import { type LookupFate, RailStub, type SubmitFate } from "../services/rail-stub/RailStub.ts"
+import type { LookupFate, SubmitFate } from "../services/rail-stub/RailStub.ts"
 
 export interface RemoteRail<E> {
   readonly submit: (order: PaymentOrder) => Effect.Effect<SubmitFate, E>
@@ -30,9 +30,6 @@ export const make = <E>(remote: RemoteRail<E>): Rail["Service"] =>
     }),
     ping: Effect.void
   })
-
-/** In one process with its rail. */
-export const layer: Layer.Layer<Rail, never, RailStub> = Layer.effect(Rail, Effect.map(RailStub, make))
 
 const unclear = (cause: string): RailNoAnswer => new RailNoAnswer({ cause, neverSent: false })
 const broken = (): RailNoAnswer => unclear("the connection broke")
