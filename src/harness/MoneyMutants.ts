@@ -186,7 +186,9 @@ export const moneyMutants: ReadonlyArray<Mutant> = [
         "const mark = db.highWater.get(accountId)\n",
         "const mark = { token: db.accounts.get(accountId)?.fence ?? 0n, payoutId }\n"
       )
-    ]
+    ],
+    survives:
+      "the resource's fence is never behind the rail's own while it is on; with it off, (c2) and the slot stand behind"
   },
   {
     id: "P01",
@@ -243,7 +245,18 @@ export const moneyMutants: ReadonlyArray<Mutant> = [
     id: "M56",
     what: '"not found" at the rail is believed at once',
     edits: [edit(paydb, "askedAt >= sent.sendBy + finalityWindowMillis", "askedAt >= 0")],
-    under: [{ scenario: "uc-03" }, { scenario: "uc-05" }]
+    under: [
+      {
+        scenario: "uc-05",
+        // a payment that is on its way for longer than the reconciler asks
+        fixed: {
+          rail: [],
+          faults: [
+            { kind: "delay", from: "rail-proxy", to: "rail", label: "rail.pay", leg: "request", nth: 1, millis: 9_000 }
+          ]
+        }
+      }
+    ]
   },
   {
     id: "D01",
@@ -272,14 +285,18 @@ export const moneyMutants: ReadonlyArray<Mutant> = [
     id: "D03",
     what: "the rail's word is taken from a declined submission as paid",
     edits: [edit(paydb, 'if (sent.outcome === "DECLINED" ||', 'if (sent.outcome === "DECLINED_" ||')],
-    under: [{ scenario: "uc-05" }]
+    under: [{ scenario: "uc-05" }],
+    survives: "the rail's lookup says REJECTED as well: the payout fails all the same, by way of the reconciler"
   },
   {
     id: "E01",
     what: "a write that was fenced out is repeated",
     edits: [
       edit(turn, 'const answerLost = ["BackendUnavailable"]', 'const answerLost = ["BackendUnavailable", "FencedOut"]')
-    ]
+    ],
+    under: [{ scenario: "uc-06" }, { scenario: "uc-03" }],
+    survives:
+      "not reached: it takes a revocation and the successor's claim within what is left of one lease, between two renewals"
   },
   {
     id: "E02",

@@ -136,7 +136,8 @@ const arbitrariesOf = (scenario: Scenario): Arbitraries => {
       label: labels[label % labels.length]!,
       leg,
       nth: number,
-      millis
+      // long enough for the reconciler to be told twice that the rail knows of nothing
+      millis: to === "rail" ? millis * 3 : millis
     }))
   const cut: fc.Arbitrary<Fault> = fc
     .record({
