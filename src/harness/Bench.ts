@@ -9,7 +9,6 @@
 import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
 import { Clock, Console, Context, Effect, Fiber, Layer, Redacted, type Scope } from "effect"
 import { HttpClient } from "effect/http"
-import * as net from "node:net"
 import * as os from "node:os"
 import { LockKey, OwnerId, type Session } from "../core/lock/Lock.ts"
 import { LockApi } from "../core/lock/LockApi.ts"
@@ -21,6 +20,7 @@ import * as EtcdLockStore from "../services/lock-server/EtcdLockStore.ts"
 import * as PgLockStore from "../services/lock-server/PgLockStore.ts"
 import * as EmbeddedEtcd from "../services/platform/EmbeddedEtcd.ts"
 import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
+import * as Loopback from "../services/platform/Loopback.ts"
 import * as Migrations from "../services/platform/Migrations.ts"
 import { drive, percentiles, processorTimes, type Slice, spent, spread, type Work } from "./BenchDriver.ts"
 import { type BenchDocument, type BenchRow, table } from "./BenchReport.ts"
@@ -295,14 +295,9 @@ const startServer = Effect.fnUntraced(function* (world: World, environment: Read
   return server
 })
 
-const freePort = Effect.callback<number, HarnessError>((resume) => {
-  const server = net.createServer()
-  server.once("error", (cause) => resume(Effect.fail(new HarnessError({ step: "free port", message: String(cause) }))))
-  server.listen(0, "127.0.0.1", () => {
-    const address = server.address()
-    server.close(() => resume(Effect.succeed(typeof address === "object" && address !== null ? address.port : 0)))
-  })
-})
+const freePort = Effect.flatMap(Loopback.freePort, (port) =>
+  Effect.mapError(Effect.fromOption(port), () => new HarnessError({ step: "free port", message: "there is none" }))
+)
 
 /** A client each, as so many processes would have: its own owner and session. (Heartbeats are not what is measured.) */
 const sdk = Effect.fnUntraced(function* ({ api }: Server, clients: number) {

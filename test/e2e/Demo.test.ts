@@ -142,23 +142,18 @@ interface Moment {
   readonly come: (demo: Run, temporary: string) => boolean
 }
 
+const stopped = (demo: Run) => demo.stderr().includes("is stopped under token")
+
 const moments: ReadonlyArray<Moment> = [
   {
     name: "Ctrl-C while PostgreSQL starts",
     signal: "SIGINT",
     come: (_, temporary) => fs.readdirSync(temporary).some((name) => name.startsWith("dlock-pgdata-"))
   },
-  {
-    name: "Ctrl-C while W1 is stopped",
-    signal: "SIGINT",
-    come: ({ stderr }) => stderr().includes("is stopped under token")
-  },
-  {
-    name: "SIGKILL while W1 is stopped",
-    signal: "SIGKILL",
-    come: ({ stderr }) => stderr().includes("is stopped under token")
-  }
+  { name: "SIGKILL while W1 is stopped", signal: "SIGKILL", come: stopped }
 ]
+
+const furtherMoments: ReadonlyArray<Moment> = [{ name: "Ctrl-C while W1 is stopped", signal: "SIGINT", come: stopped }]
 
 /** Runs the demo until its moment, and shows that nothing is left of it. */
 const interruptedAt = ({ come, name, signal }: Moment, temporary: string) =>
@@ -210,8 +205,11 @@ describe.skipIf(process.platform !== "linux")("the demo, interrupted,", () => {
       Effect.gen(function* () {
         // One for all moments: the copy of PostgreSQL in it is made once.
         const temporary = yield* emptyDirectory(os.tmpdir())
-        for (const moment of moments) yield* interruptedAt(moment, temporary)
-        for (let n = 0; n < (yield* further); n++) {
+        const count = yield* further
+        for (const moment of count === 0 ? moments : [...moments, ...furtherMoments]) {
+          yield* interruptedAt(moment, temporary)
+        }
+        for (let n = 0; n < count; n++) {
           const pause = yield* Random.nextIntBetween(500, 45_000)
           const signal = (yield* Random.nextBoolean) ? "SIGINT" : "SIGKILL"
           const name = `${signal} after ${pause} ms`

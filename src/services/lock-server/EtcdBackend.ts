@@ -7,6 +7,7 @@ import * as fs from "node:fs"
 import * as path from "node:path"
 import type { LockStore } from "../../core/lock/LockStore.ts"
 import * as EmbeddedEtcd from "../platform/EmbeddedEtcd.ts"
+import * as Pid from "../platform/Pid.ts"
 import { type ConfigProblem, configProblem, ServiceConfig } from "../platform/ServiceConfig.ts"
 import { readTls } from "../platform/TlsFiles.ts"
 import type { EtcdTooOld } from "./EtcdClient.ts"
@@ -68,7 +69,7 @@ const sharedEndpoint = (directory: string): Effect.Effect<string, EmbeddedEtcd.E
       )
     }
     const note = readNote(file)
-    if (note !== undefined && isAlive(note.owner)) {
+    if (note !== undefined && Pid.isAlive(note.owner)) {
       return note.endpoint === undefined
         ? Effect.delay(sharedEndpoint(directory), "200 millis")
         : Effect.succeed(note.endpoint)
@@ -94,13 +95,5 @@ const readNote = (file: string) => {
     return Option.getOrUndefined(decodeNote(fs.readFileSync(file, "utf8")))
   } catch {
     return undefined
-  }
-}
-
-const isAlive = (pid: number) => {
-  try {
-    return process.kill(pid, 0)
-  } catch (cause) {
-    return cause instanceof Error && "code" in cause && cause.code === "EPERM"
   }
 }

@@ -8,6 +8,7 @@ import * as path from "node:path"
 import * as EmbeddedPostgres from "./EmbeddedPostgres.ts"
 import type { EmbeddedPostgresError } from "./PostgresBinaries.ts"
 import { ensureDatabase, type MigrationError } from "./Migrations.ts"
+import * as Pid from "./Pid.ts"
 import { type ConfigProblem, configProblem, type PgEndpoint, ServiceConfig } from "./ServiceConfig.ts"
 
 /**
@@ -66,14 +67,6 @@ const running = (directory: string): UrlOf | undefined => {
   }
   const [pid, , , port, , , , status] = read("data/postmaster.pid")?.split("\n") ?? []
   const password = read("superuser.password")
-  if (status?.trim() !== "ready" || password === undefined || !isAlive(Number(pid))) return undefined
+  if (status?.trim() !== "ready" || password === undefined || !Pid.isAlive(Number(pid))) return undefined
   return (name) => Redacted.make(`postgres://postgres:${encodeURIComponent(password)}@127.0.0.1:${port}/${name}`)
-}
-
-const isAlive = (pid: number) => {
-  try {
-    return process.kill(pid, 0)
-  } catch (cause) {
-    return cause instanceof Error && "code" in cause && cause.code === "EPERM"
-  }
 }

@@ -9,14 +9,15 @@
  *   closes, also because this process was killed with SIGKILL, the shell ends etcd and removes temporary data.
  * - Durable by default (`fsync` on). `fast` trades that for speed: a killed server may then forget what it answered.
  */
-import { Config, Deferred, Effect, Option, Random, Schema, type Scope, Semaphore } from "effect"
+import { Config, Deferred, Effect, Option, Schema, type Scope, Semaphore } from "effect"
 import { type ChildProcess, execFile, spawn } from "node:child_process"
 import * as fs from "node:fs/promises"
 import * as http from "node:http"
-import * as net from "node:net"
 import * as os from "node:os"
 import * as path from "node:path"
 import { fileURLToPath } from "node:url"
+import { freePort, isFree } from "./Loopback.ts"
+import * as Pid from "./Pid.ts"
 
 /** The server could not be installed, started, stopped or killed; `message` says what to do next. */
 export class EmbeddedEtcdError extends Schema.TaggedError<EmbeddedEtcdError>()("EmbeddedEtcdError", {
@@ -107,7 +108,7 @@ export const start = Effect.fnUntraced(function* (
   const running = () => (run === undefined || Deferred.isDoneUnsafe(run.exited) ? undefined : run)
   const signal = (name: "SIGTERM" | "SIGKILL" | "SIGSTOP" | "SIGCONT") => {
     const pid = running()?.pid()
-    if (pid !== undefined && isAlive(pid)) process.kill(pid, name)
+    if (pid !== undefined) Pid.send(pid, name)
   }
   const end = (operation: "stop" | "kill") =>
     Effect.gen(function* () {
@@ -285,15 +286,6 @@ const isHealthy = (ports: EtcdPorts) =>
     return Effect.sync(() => request.destroy())
   })
 
-const isAlive = (pid: number) => {
-  try {
-    process.kill(pid, 0)
-    return true
-  } catch {
-    return false
-  }
-}
-
 // -----------------------------------------------------------------------------
 // directories and ports
 // -----------------------------------------------------------------------------
@@ -313,27 +305,16 @@ const dataDirectory = (storage: EmbeddedEtcdOptions["storage"]) => {
   )
 }
 
-/**
- * Free ports below the ephemeral range. Inside it an outgoing connection can take a port while the server is down, or
- * even connect to itself, and the restart would find its port in use.
- */
 export const freePorts: Effect.Effect<EtcdPorts, EmbeddedEtcdError> = Effect.gen(function* () {
   const found = new Set<number>()
-  for (let attempts = 0; attempts < 100; attempts++) {
-    const port = yield* Random.nextIntBetween(20_000, 32_000)
-    if (yield* isFree(port)) found.add(port)
+  for (let attempts = 0; attempts < 10; attempts++) {
+    const port = yield* freePort
+    if (Option.isSome(port)) found.add(port.value)
     const [client, peer, metrics] = found
     if (client !== undefined && peer !== undefined && metrics !== undefined) return { client, peer, metrics }
   }
   return yield* failure("start", "no free ports between 20000 and 32000: choose some with `ports`")
 })
-
-const isFree = (port: number) =>
-  Effect.callback<boolean>((resume) => {
-    const server = net.createServer()
-    server.once("error", () => resume(Effect.succeed(false)))
-    server.listen(port, "127.0.0.1", () => server.close(() => resume(Effect.succeed(true))))
-  })
 
 // -----------------------------------------------------------------------------
 // the binary

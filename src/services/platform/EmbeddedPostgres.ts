@@ -9,13 +9,14 @@
  *   closes, also because this process was killed with SIGKILL, the shell stops PostgreSQL and removes temporary data.
  * - Durable by default (`fsync` on). `fast` trades that for speed: a killed server may then forget what it answered.
  */
-import { Deferred, Effect, Random, Redacted, type Scope, Semaphore } from "effect"
+import { Deferred, Effect, Option, Redacted, type Scope, Semaphore } from "effect"
 import { type ChildProcess, spawn } from "node:child_process"
 import * as crypto from "node:crypto"
 import * as fs from "node:fs/promises"
-import * as net from "node:net"
 import * as os from "node:os"
 import * as path from "node:path"
+import { freePort, isFree } from "./Loopback.ts"
+import * as Pid from "./Pid.ts"
 import { attempt, type EmbeddedPostgresError, failure, install } from "./PostgresBinaries.ts"
 
 export interface EmbeddedPostgresOptions {
@@ -280,7 +281,7 @@ const clearStalePidFile = (data: string) =>
   Effect.gen(function* () {
     const file = yield* readPidFile(data)
     if (file === undefined) return
-    if (isAlive(file.pid) && (yield* commandLine(file.pid)).includes(data)) {
+    if (Pid.isAlive(file.pid) && (yield* commandLine(file.pid)).includes(data)) {
       return yield* failure(
         "start",
         `${data} is already served by PostgreSQL process ${file.pid}: stop that one, or choose another directory`
@@ -291,18 +292,9 @@ const clearStalePidFile = (data: string) =>
     )
   })
 
-const isAlive = (pid: number) => {
-  try {
-    process.kill(pid, 0)
-    return true
-  } catch (cause) {
-    return cause instanceof Error && "code" in cause && cause.code === "EPERM"
-  }
-}
-
 const signal = (data: string, name: "SIGINT" | "SIGSTOP") =>
   Effect.map(readPidFile(data), (file) => {
-    if (file !== undefined && isAlive(file.pid)) process.kill(file.pid, name)
+    if (file !== undefined) Pid.send(file.pid, name)
     return file?.pid
   })
 
@@ -312,7 +304,7 @@ const killAll = (data: string) =>
     const postmaster = yield* signal(data, "SIGSTOP")
     if (postmaster === undefined) return
     const family = [postmaster, ...(yield* children(postmaster))]
-    for (const pid of family) yield* Effect.ignore(Effect.try(() => process.kill(pid, "SIGKILL")))
+    for (const pid of family) Pid.send(pid, "SIGKILL")
     // A backend that outlived its postmaster would keep the shared memory, and the restart would refuse to start.
     while (yield* anyRuns(family.slice(1))) yield* Effect.sleep("5 millis")
   })
@@ -321,7 +313,7 @@ const killAll = (data: string) =>
 const anyRuns = (pids: ReadonlyArray<number>) =>
   process.platform === "linux"
     ? Effect.map(linuxProcesses, (table) => table.some(({ pid, state }) => pids.includes(pid) && state !== "Z"))
-    : Effect.sync(() => pids.some(isAlive))
+    : Effect.sync(() => pids.some(Pid.isAlive))
 
 /** Backends have process groups of their own, so a signal to a group would not reach them. */
 const children = (parent: number) =>
@@ -409,11 +401,17 @@ const closedAncestor = (directory: string) =>
     ).then((closed) => closed.find((at) => at !== undefined))
   })
 
-/** Root may have a TMPDIR of its own that `nobody` cannot enter. */
+/** Root may have a TMPDIR of its own that `nobody` cannot enter, or in which it could not remove its data. */
 const tempDirectory = Effect.gen(function* () {
   const preferred = os.tmpdir()
   if (process.getuid?.() !== 0) return preferred
-  return (yield* closedAncestor(preferred)) === undefined ? preferred : "/tmp"
+  const writable = yield* attempt("start", `looking at ${preferred}`, () =>
+    fs.stat(preferred).then(
+      (stats) => (stats.mode & 0o002) !== 0,
+      () => false
+    )
+  )
+  return writable && (yield* closedAncestor(preferred)) === undefined ? preferred : "/tmp"
 })
 
 const dataDirectory = (storage: EmbeddedPostgresOptions["storage"], base: string, account: Account) => {
@@ -460,26 +458,13 @@ const superuserPassword = (home: string, account: Account) => {
   )
 }
 
-/**
- * A free port below the ephemeral range. Inside it an outgoing connection can take the port while the server is down,
- * or even connect to itself, and the restart would find its port in use.
- */
 const choosePort = (wanted: number) =>
   Effect.gen(function* () {
     if (wanted !== 0) {
       if (yield* isFree(wanted)) return wanted
       return yield* failure("start", `port ${wanted} is in use: stop what listens there, or choose another port`)
     }
-    for (let attempts = 0; attempts < 100; attempts++) {
-      const port = yield* Random.nextIntBetween(20_000, 32_000)
-      if (yield* isFree(port)) return port
-    }
+    const port = yield* freePort
+    if (Option.isSome(port)) return port.value
     return yield* failure("start", "no free port between 20000 and 32000: choose one with `port`")
-  })
-
-const isFree = (port: number) =>
-  Effect.callback<boolean>((resume) => {
-    const server = net.createServer()
-    server.once("error", () => resume(Effect.succeed(false)))
-    server.listen(port, "127.0.0.1", () => server.close(() => resume(Effect.succeed(true))))
   })

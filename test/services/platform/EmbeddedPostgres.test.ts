@@ -7,6 +7,8 @@ import * as path from "node:path"
 import { fileURLToPath } from "node:url"
 import * as EmbeddedPostgres from "../../../src/services/platform/EmbeddedPostgres.ts"
 import * as Pg from "../../../src/services/platform/Pg.ts"
+import { isAlive } from "../../../src/services/platform/Pid.ts"
+import * as PostgresBinaries from "../../../src/services/platform/PostgresBinaries.ts"
 import { waitUntil } from "../../support/waitUntil.ts"
 
 /** A temp dir that everybody can enter, as /tmp is. */
@@ -18,15 +20,6 @@ const tempDirectory = Effect.acquireRelease(
 )
 
 const listing = (directory: string) => Effect.promise(() => fs.readdir(directory))
-
-const isAlive = (pid: number) => {
-  try {
-    process.kill(pid, 0)
-    return true
-  } catch {
-    return false
-  }
-}
 
 const program = fileURLToPath(new URL("../../support/postgresProcess.ts", import.meta.url))
 
@@ -144,36 +137,39 @@ describe("EmbeddedPostgres", () => {
   it.live("SIGTERM, SIGINT and SIGKILL to the process end PostgreSQL and remove its data", () =>
     Effect.gen(function* () {
       const tmp = yield* tempDirectory
-      for (const signal of ["SIGTERM", "SIGINT", "SIGKILL"] as const) {
-        const server = yield* serverProcess({ tmp })
-        server.process.kill(signal)
-        yield* waitUntil(
-          `PostgreSQL has ended after ${signal}`,
-          Effect.sync(() => !isAlive(server.pid))
-        )
-        yield* waitUntil(
-          `only the copy of the binaries is left after ${signal}`,
-          Effect.map(listing(tmp), (names) => names.length === 1 && names[0]?.startsWith("dlock-pg-16") === true)
-        )
-      }
+      yield* Effect.forEach(
+        ["SIGTERM", "SIGINT", "SIGKILL"] as const,
+        (signal) =>
+          Effect.gen(function* () {
+            const server = yield* serverProcess({ tmp })
+            server.process.kill(signal)
+            yield* waitUntil(
+              `PostgreSQL has ended after ${signal}`,
+              Effect.sync(() => !isAlive(server.pid))
+            )
+          }),
+        { concurrency: "unbounded" }
+      )
+      yield* waitUntil(
+        "only the copy of the binaries is left",
+        Effect.map(listing(tmp), (names) => names.length === 1 && names[0]?.startsWith("dlock-pg-16") === true)
+      )
     })
   )
 
   it.live("a copy of the binaries that others can write to is refused, an incomplete one is replaced", () =>
     Effect.gen(function* () {
       const tmp = yield* tempDirectory
-      const first = yield* serverProcess({ tmp })
-      first.process.kill("SIGTERM")
-      yield* waitUntil(
-        "PostgreSQL has ended",
-        Effect.sync(() => !isAlive(first.pid))
-      )
-      const [copy] = (yield* listing(tmp)).filter((name) => name.startsWith("dlock-pg-16"))
-      const at = path.join(tmp, copy ?? "")
+      const at = yield* PostgresBinaries.install(tmp)
       yield* Effect.promise(() => fs.rm(path.join(at, "share"), { recursive: true }))
-      yield* serverProcess({ tmp })
+      assert.strictEqual(yield* PostgresBinaries.install(tmp), at)
+      assert.include(yield* listing(at), "share")
+      assert.deepStrictEqual(yield* listing(tmp), [path.basename(at)])
       yield* Effect.promise(() => fs.chmod(at, 0o777))
-      assert.include(yield* Effect.flip(serverProcess({ tmp })), "is not ours or others can write to it")
+      assert.include(
+        (yield* Effect.flip(PostgresBinaries.install(tmp))).message,
+        "is not ours or others can write to it"
+      )
     })
   )
 
