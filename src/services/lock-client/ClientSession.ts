@@ -85,7 +85,12 @@ export const makeSessionKeeper = Effect.fnUntraced(function* (
         ? Effect.void
         : Effect.andThen(
             end(session, reason),
-            Effect.annotateLogs(Effect.logWarning("session_lost"), { sessionId: session.sessionId, ownerId, reason })
+            Effect.annotateLogs(Effect.logWarning("the session is lost, and all its locks with it"), {
+              event: "session_lost",
+              sessionId: session.sessionId,
+              ownerId,
+              reason
+            })
           )
     )
 
@@ -154,7 +159,11 @@ export const makeSessionKeeper = Effect.fnUntraced(function* (
     }
     current = session
     run(keepAlive(session, sentAt, answer.ttlMillis))
-    yield* Effect.annotateLogs(Effect.logDebug("session_opened"), { sessionId: session.sessionId, ownerId })
+    yield* Effect.annotateLogs(Effect.logDebug("a session is open"), {
+      event: "session_opened",
+      sessionId: session.sessionId,
+      ownerId
+    })
     return session
   })
 
@@ -187,7 +196,8 @@ export const makeSessionKeeper = Effect.fnUntraced(function* (
             SessionUnknown: () => Effect.void,
             NotLeader: () => Effect.void,
             BackendUnavailable: (error) =>
-              Effect.annotateLogs(Effect.logInfo("session_left_to_lapse"), {
+              Effect.annotateLogs(Effect.logInfo("the session could not be closed and lapses by itself"), {
+                event: "session_left_to_lapse",
                 sessionId: session.sessionId,
                 cause: error.cause
               })

@@ -139,7 +139,7 @@ export class Holding implements HeldLock, Dependent {
         Deferred.doneUnsafe(this.signal, Effect.succeed(loss))
         this.body?.interruptUnsafe()
         const told = Metrics.increment(lostMetric(reason)).pipe(
-          Effect.andThen(Effect.logWarning("lock_lost")),
+          Effect.andThen(Effect.annotateLogs(Effect.logWarning("the lock is lost"), { event: "lock_lost" })),
           Effect.andThen(this.grant.onLockLost?.(loss) ?? Effect.void),
           Effect.catchCause((cause) => Effect.logError("onLockLost failed", cause)),
           Effect.annotateLogs({ ...this.annotations, reason })
@@ -250,7 +250,11 @@ export class Holding implements HeldLock, Dependent {
     const margin = millisToNanos(this.env.settings.safetyMarginMillis)
     const ended = yield* releaseUntil(this.env, this.key, this.token, () => this.leaseDeadline + margin)
     if (ended === undefined) return
-    yield* Effect.annotateLogs(Effect.logInfo("LOCK_LOST at release"), { ...this.annotations, reason: ended })
+    yield* Effect.annotateLogs(Effect.logInfo("the lock was lost before its release"), {
+      event: "lock_lost",
+      ...this.annotations,
+      reason: ended
+    })
     yield* this.lose(ended)
   })
 }

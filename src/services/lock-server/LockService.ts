@@ -117,8 +117,16 @@ export const make = Effect.fnUntraced(function* (settings: LockSettings) {
         instance.lines.wake(key)
         yield* Metrics.increment(Metrics.lock.revoked)
         yield* Metric.update(Metrics.lock.hold.revoked, heldMillis / 1_000)
-        yield* Effect.logWarning("lock_revoked").pipe(
-          Effect.annotateLogs({ lockKey: key, fencingToken: String(revocation.revokedToken), operator, reason })
+        yield* Effect.logWarning("an operator revoked the lock").pipe(
+          Effect.annotateLogs({
+            event: "lock_revoked",
+            lockKey: key,
+            fencingToken: String(revocation.revokedToken),
+            newTokenFloor: String(revocation.newTokenFloor),
+            revocationId: request.revocationId,
+            operator,
+            reason
+          })
         )
       }
       return revocation
@@ -177,8 +185,8 @@ const acquire = (
       return yield* record !== null && isUnder(record, forStore) ? look : refusal
     }).pipe(
       Effect.tap((grant) =>
-        Effect.logInfo("lock_granted").pipe(
-          Effect.annotateLogs({ ...labels(grant), sessionId, waitedMillis: grant.waitedMillis })
+        Effect.logInfo("the lock is granted").pipe(
+          Effect.annotateLogs({ event: "lock_granted", ...labels(grant), sessionId, waitedMillis: grant.waitedMillis })
         )
       ),
       // The caller is gone. Under an id of his own he can come back for the grant; without one nobody ever would.
@@ -236,7 +244,9 @@ const release = (instance: Instance, key: LockKey, ownerId: OwnerId, token: Fenc
       instance.lines.wake(key)
       return Effect.andThen(
         Metric.update(Metrics.lock.hold.released, heldMillis / 1_000),
-        Effect.logInfo("lock_released").pipe(Effect.annotateLogs({ ...labels({ key, token, ownerId }), heldMillis }))
+        Effect.logInfo("the lock is released").pipe(
+          Effect.annotateLogs({ event: "lock_released", ...labels({ key, token, ownerId }), heldMillis })
+        )
       )
     }),
     Effect.tapErrorTag("LockLost", (lost) => logLost(lost, ownerId)),
@@ -256,8 +266,8 @@ const sweep = (instance: Instance): Effect.Effect<void> =>
         for (const { end, heldMillis, key, ownerId, token } of found.expiredGrants) {
           instance.lines.wake(key)
           yield* Metric.update(Metrics.lock.hold[end === "session" ? "session_closed" : "expired"], heldMillis / 1_000)
-          yield* Effect.logInfo("lock_expired").pipe(
-            Effect.annotateLogs({ ...labels({ key, token, ownerId }), heldMillis, end })
+          yield* Effect.logInfo("the grant ended by itself").pipe(
+            Effect.annotateLogs({ event: "lock_expired", ...labels({ key, token, ownerId }), heldMillis, end })
           )
         }
       })
@@ -337,7 +347,9 @@ const labels = (grant: { readonly key: LockKey; readonly token: FencingToken; re
 })
 
 const logLost = ({ key, reason, token }: LockLost, ownerId: OwnerId) =>
-  Effect.logInfo("lock_lost").pipe(Effect.annotateLogs({ lockKey: key, fencingToken: String(token), ownerId, reason }))
+  Effect.logInfo("a renewal or release came too late").pipe(
+    Effect.annotateLogs({ event: "lock_lost", lockKey: key, fencingToken: String(token), ownerId, reason })
+  )
 
 const randomId = (prefix: string): Effect.Effect<AcquireId> =>
   Effect.map(Effect.all([Random.nextIntBetween(0, 2 ** 48), Random.nextIntBetween(0, 2 ** 48)]), (parts) =>

@@ -42,6 +42,13 @@ export const database = Effect.fnUntraced(function* (
   return server(name)
 })
 
+/**
+ * The same without starting anything, for commands: the database that the settings name or that another process of this
+ * machine has started, and undefined when there is neither.
+ */
+export const existing = (name: "lockdb" | "paydb", { url }: PgEndpoint): Effect.Effect<Redacted.Redacted | undefined> =>
+  Effect.sync(() => url ?? running(path.resolve(".dlock", name))?.(name))
+
 type UrlOf = (database: string) => Redacted.Redacted
 
 /** Two services of one database (payment-resource, rail-proxy) may start at once: the slower one uses the faster's. */

@@ -83,6 +83,8 @@ export interface ServiceConfigValues {
       readonly tls: TlsFiles
     }
     readonly url: string
+    /** For operators: `/admin` is on the management port only. */
+    readonly managementUrl: string
   }
   readonly payment: { readonly pg: PgEndpoint; readonly url: string }
   readonly rail: {
@@ -304,7 +306,12 @@ export const load = Effect.fnUntraced(function* (service: ServiceName, options: 
         password: yield* read("lock.etcd.password", secretText),
         tls: yield* tls("lock.etcd")
       },
-      url: yield* withDefault("lock.url", httpUrl, localUrl("lock-server"))
+      url: yield* withDefault("lock.url", httpUrl, localUrl("lock-server")),
+      managementUrl: yield* withDefault(
+        "lock.management.url",
+        httpUrl,
+        `http://127.0.0.1:${services["lock-server"].managementPort}`
+      )
     },
     payment: {
       pg: yield* pg("payment.pg"),
@@ -340,7 +347,7 @@ export const load = Effect.fnUntraced(function* (service: ServiceName, options: 
 })
 
 /** Settings of the whole process, read elsewhere (`Telemetry.ts`), that a config file may hold as well. */
-const processWide: ReadonlySet<string> = new Set(["LOG_LEVEL", "OTEL_EXPORTER_OTLP_ENDPOINT", "NO_COLOR"])
+const processWide: ReadonlySet<string> = new Set(["LOG_FORMAT", "LOG_LEVEL", "OTEL_EXPORTER_OTLP_ENDPOINT", "NO_COLOR"])
 
 const localUrl = (service: ServiceName): string => `http://127.0.0.1:${services[service].port}`
 

@@ -245,7 +245,7 @@ describe("the lock surface", () => {
       )
       const renewal = yield* send(url, `${path}/renew`, { method: "POST", owner: "w1", token: first })
       assert.deepStrictEqual([renewal.status, codeOf(renewal)], [409, "LOCK_LOST"])
-      assert.isTrue(log.some(({ lockKey, message }) => message === "lock_lost" && lockKey === key))
+      assert.isTrue(log.some(({ event, lockKey }) => event === "lock_lost" && lockKey === key))
       assert.isEmpty(log.filter(({ level }) => level === "Warn" || level === "Error"))
 
       const revoke = (body: object, id?: string) =>
