@@ -25,7 +25,7 @@ import * as Migrations from "../services/platform/Migrations.ts"
 import { drive, percentiles, processorTimes, type Slice, spent, spread, type Work } from "./BenchDriver.ts"
 import { type BenchDocument, type BenchRow, table } from "./BenchReport.ts"
 import * as BenchSubstrate from "./BenchSubstrate.ts"
-import { HarnessError, make as makeWorld, waitUntil, type World } from "./Processes.ts"
+import { HarnessError, make as makeWorld, type Processes, waitUntil } from "./Processes.ts"
 
 export interface BenchOptions {
   readonly backend: "pg" | "etcd"
@@ -266,7 +266,7 @@ interface Server {
   readonly api: Context.Context<LockApi>
 }
 
-const startServer = Effect.fnUntraced(function* (world: World, environment: Readonly<Record<string, string>>) {
+const startServer = Effect.fnUntraced(function* (world: Processes, environment: Readonly<Record<string, string>>) {
   const [port, managementPort] = [yield* freePort, yield* freePort]
   const service = yield* world.start("lock-server", ["lock-server"], {
     HTTP_PORT: String(port),

@@ -12,8 +12,12 @@ import { HarnessError, type LogRecord } from "./Processes.ts"
 export interface Sources {
   /** paydb, as a role that may read all of it. */
   readonly paydb: Redacted.Redacted
-  /** lockdb, likewise; absent: no lock audit in the history. */
-  readonly lockdb?: Redacted.Redacted | undefined
+  /** The lock backend's audit of these keys; absent: none in the history. */
+  readonly lock?: ((keys: ReadonlySet<string>) => Effect.Effect<ReadonlyArray<unknown>, HarnessError>) | undefined
+  /** Only what befell these accounts. Default: everything, the ledger's own accounts included. */
+  readonly accounts?: ReadonlySet<string> | undefined
+  /** What the rail's fence let through is read from the submissions. */
+  readonly acceptedAtRail?: boolean
   readonly railUrl: string
   /** Faults have stopped and reconciliation has run. */
   readonly settled: boolean
@@ -29,7 +33,10 @@ const at = (column: string) => millis.replace("%", column)
 export const collect = Effect.fnUntraced(
   function* (sources: Sources) {
     const pay = yield* Pg.make({ url: sources.paydb, applicationName: "dlock-harness", maxConnections: 1 })
-    const rows = (statement: string) => pay.unsafe<Record<string, unknown>>(statement)
+    const isWanted = ({ accountId }: Record<string, unknown>) =>
+      sources.accounts === undefined || sources.accounts.has(String(accountId))
+    const all = (statement: string) => pay.unsafe<Record<string, unknown>>(statement)
+    const rows = (statement: string) => Effect.map(all(statement), (found) => found.filter(isWanted))
     const payouts = yield* rows(
       `SELECT payout_id::text AS "payoutId", account_id AS "accountId", amount_minor AS "amountMinor",
               client_ref AS "clientReference", state, claim_token AS "claimToken" FROM pay.payout ORDER BY created_at`
@@ -44,7 +51,7 @@ export const collect = Effect.fnUntraced(
               coalesce(outcome, 'INTENT') AS outcome, ${at("intent_at")} AS "intentAt", fenced
          FROM pay.rail_submission ORDER BY intent_at`
     )
-    const journals = yield* rows(
+    const booked = yield* all(
       `SELECT journal_id::text AS "journalId", kind, payout_id::text AS "payoutId", token, fenced,
               coalesce((SELECT json_agg(json_build_object('accountId', account_id, 'currency', currency,
                 'amountMinor', amount_minor::text) ORDER BY entry_id)
@@ -56,8 +63,17 @@ export const collect = Effect.fnUntraced(
               coalesce(h.highest_token, 0) AS "railHighWater"
          FROM pay.account a LEFT JOIN pay.rail_high_water h USING (account_id) ORDER BY 1`
     )
-    const keys = accounts.map((account) => `payout:${String(account["accountId"])}`)
-    const lock = sources.lockdb === undefined ? [] : yield* lockAudit(sources.lockdb, keys)
+    const journals = booked
+      .map((row) => ({
+        ...row,
+        entries: (row["entries"] as ReadonlyArray<Record<string, unknown>>).map((entry) => ({
+          ...entry,
+          amountMinor: BigInt(String(entry["amountMinor"]))
+        }))
+      }))
+      .filter(({ entries }) => sources.accounts === undefined || entries.some(isWanted))
+    const keys = new Set(accounts.map((account) => `payout:${String(account["accountId"])}`))
+    const lock = sources.lock === undefined ? [] : yield* sources.lock(keys)
     const references = new Set(payouts.map((payout) => payout["clientReference"]))
     const stub = yield* HttpApiClient.make(RailStubHttpApi, { baseUrl: sources.railUrl })
     const book = yield* stub.rail.payments()
@@ -68,13 +84,7 @@ export const collect = Effect.fnUntraced(
       payouts,
       transitions: transitions.map((row) => ({ ...row, at: Number(row["at"]) })),
       submissions: submissions.map((row) => ({ ...row, intentAt: Number(row["intentAt"]) })),
-      journals: journals.map((row) => ({
-        ...row,
-        entries: (row["entries"] as ReadonlyArray<Record<string, unknown>>).map((entry) => ({
-          ...entry,
-          amountMinor: BigInt(String(entry["amountMinor"]))
-        }))
-      })),
+      journals,
       accounts,
       rail: book.payments
         .filter((payment) => references.has(payment.clientReference))
@@ -84,25 +94,35 @@ export const collect = Effect.fnUntraced(
           amountMinor: payment.amountMinor,
           railReference: payment.railReference
         })),
-      fences: (sources.logs ?? []).flatMap(fenceEvent)
+      fences: [
+        ...(sources.acceptedAtRail === true ? acceptedByRail(submissions) : []),
+        ...(sources.logs ?? []).flatMap(fenceEvent)
+      ]
     })
   },
   Effect.scoped,
   Effect.mapError((cause) => new HarnessError({ step: "collect the evidence", message: String(cause) }))
 )
 
-/** The audit of these keys, and of the sessions that ever held one of them. */
-const lockAudit = Effect.fnUntraced(function* (lockdb: Redacted.Redacted, keys: ReadonlyArray<string>) {
-  const lock = yield* Pg.make({ url: lockdb, applicationName: "dlock-harness", maxConnections: 1 })
-  const rows = yield* lock<Record<string, unknown>>`
-    SELECT CASE WHEN kind LIKE 'session\_%' THEN 'session_ended' ELSE kind END AS kind,
-           lock.ms(at) AS at, lock_key AS "key", fencing_token AS token, session_id AS "sessionId", actor AS "ownerId"
-      FROM lock.lock_event e
-     WHERE lock_key = ANY(${[...keys]}::text[])
-        OR (lock_key IS NULL AND session_id IN (SELECT session_id FROM lock.lock_event WHERE lock_key = ANY(${[...keys]}::text[])))
-     ORDER BY event_id`
-  return rows.map((row) => ({ ...row, at: Number(row["at"]), expiresAt: null }))
-})
+/** A submission is the fence's yes: the mark was advanced in its transaction. A sealed slot is one, too. */
+const acceptedByRail = (submissions: ReadonlyArray<Record<string, unknown>>): ReadonlyArray<unknown> => {
+  const marks = new Map<unknown, bigint>()
+  return submissions.map(({ accountId, outcome, payoutId, token }) => {
+    const highest = marks.get(accountId) ?? 0n
+    const presented = BigInt(String(token))
+    if (presented > highest) marks.set(accountId, presented)
+    return {
+      point: "rail",
+      op: outcome === "VOIDED" ? "void" : "submit",
+      resource: accountId,
+      payoutId,
+      token: presented,
+      accepted: true,
+      rowsChanged: 2,
+      highest
+    } satisfies Record<keyof FenceEvent, unknown>
+  })
+}
 
 /** A refusal is known from the log of the fence point that refused. */
 const fenceEvent = (record: LogRecord): ReadonlyArray<unknown> =>

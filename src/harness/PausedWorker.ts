@@ -16,11 +16,12 @@ import { judge } from "../core/Invariants.ts"
 import * as Paydb from "../services/payment-resource/PgPaydb.ts"
 import * as Migrations from "../services/platform/Migrations.ts"
 import { collect } from "./Evidence.ts"
+import { pgEvents } from "./LockBackends.ts"
 import { AMOUNT_MINOR, differencesOf, type Hop, OPENING_MINOR, type Participant, type RowReport } from "./Experiment.ts"
-import { HarnessError, isEvent, type LogRecord, type ServiceProcess, type World } from "./Processes.ts"
+import { HarnessError, isEvent, type LogRecord, type Processes, type ServiceProcess } from "./Processes.ts"
 
 export interface Surroundings {
-  readonly world: World
+  readonly world: Processes
   readonly lockUrl: string
   readonly lockdb: Redacted.Redacted
   /** URL of a database on the server of paydb; `user` names another role than the superuser. */
@@ -138,7 +139,7 @@ export const runRow = Effect.fnUntraced(function* (
 
   const history = yield* collect({
     paydb,
-    lockdb: around.lockdb,
+    lock: (keys) => pgEvents(around.lockdb, keys),
     railUrl: around.railUrl,
     settled: true,
     logs: [...payment.log, ...rail.log]

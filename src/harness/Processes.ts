@@ -55,11 +55,13 @@ export interface ServiceProcess {
   /** SIGSTOP, and waits until the kernel says that it is stopped. */
   readonly pause: Effect.Effect<void, HarnessError>
   readonly kill: Effect.Effect<void>
+  /** Waits until it is gone, however it ended. */
+  readonly awaitEnded: Effect.Effect<void, HarnessError>
   /** SIGTERM; SIGKILL when it has not ended in time. Answers the exit code. */
   readonly stop: Effect.Effect<number | null>
 }
 
-export interface World {
+export interface Processes {
   /** A directory that is gone when the world is. */
   readonly scratch: string
   readonly start: (
@@ -80,7 +82,7 @@ for pid in $pids; do kill -KILL "$pid" 2>/dev/null; done
 rm -rf -- "$1"
 `
 
-export const make: Effect.Effect<World, HarnessError, Scope.Scope> = Effect.gen(function* () {
+export const make: Effect.Effect<Processes, HarnessError, Scope.Scope> = Effect.gen(function* () {
   const scratch = yield* Effect.try({
     try: () => fs.mkdtempSync(path.join(os.tmpdir(), "dlock-world-")),
     catch: (cause) => new HarnessError({ step: "scratch", message: String(cause) })
@@ -221,6 +223,12 @@ const observe = (name: string, child: ChildProcess, pid: number): ServiceProcess
       awaitState("runs again", (state) => state !== "T")
     ),
     kill: Effect.andThen(signal("SIGKILL"), Deferred.await(ended)),
+    awaitEnded: Deferred.await(ended).pipe(
+      Effect.timeoutOrElse({
+        duration: "10 seconds",
+        orElse: () => Effect.fail(new HarnessError({ step: `${name}: ends`, message: "not within 10 seconds" }))
+      })
+    ),
     stop: Effect.gen(function* () {
       // A stopped process would only see SIGTERM once it is continued.
       if (kernelState(pid) === "T") yield* signal("SIGKILL")

@@ -46,6 +46,8 @@ export interface Counts {
   readonly bytesUp: number
   readonly bytesDown: number
   readonly droppedBytes: number
+  /** Had to wait for the rule to change. */
+  readonly heldBytes: number
   readonly resets: number
   /** Answers that began to arrive, and how many of them were lost or delayed by `loseAnswer`. */
   readonly answers: number
@@ -103,6 +105,7 @@ export const start = Effect.fnUntraced(function* (
     bytesUp: 0,
     bytesDown: 0,
     droppedBytes: 0,
+    heldBytes: 0,
     resets: 0,
     answers: 0,
     answersLost: 0
@@ -128,6 +131,7 @@ export const start = Effect.fnUntraced(function* (
         const { at, bytes } = yield* Queue.take(queue)
         const waitMillis = rules[direction].delayMillis - Number(clock.monotonicTimeNanosUnsafe() - at) / 1e6
         if (waitMillis > 0) yield* Effect.sleep(waitMillis)
+        if (rules[direction].flow === "hold") counts.heldBytes += bytes?.length ?? 0
         while (rules[direction].flow === "hold") yield* changed.await
         const { flow } = rules[direction]
         if (bytes === undefined) {

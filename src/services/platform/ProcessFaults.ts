@@ -23,10 +23,15 @@ const faultPoint = (specs: ReadonlyArray<FaultPointSpec>) => {
     Effect.suspend(() => {
       const visit = (visits.get(name) ?? 0) + 1
       visits.set(name, visit)
-      const spec = specs.find((one) => one.point === name && one.visit === visit)
-      return spec === undefined ? Effect.void : trip(spec)
+      const noted = specs.some((one) => one.point === name && one.action === "note")
+      const spec = specs.find((one) => one.point === name && one.visit === visit && one.action !== "note")
+      return Effect.andThen(noted ? note(name, visit) : Effect.void, spec === undefined ? Effect.void : trip(spec))
     })
 }
+
+/** Nothing happens but a line in the log: at which instants a program that checks its lock went on. */
+const note = (name: string, visit: number): Effect.Effect<void> =>
+  Effect.annotateLogs(Effect.logInfo("a fault point was passed"), { event: "fault_point", name, action: "note", visit })
 
 /** The log line is written first, and stdout of a process is written synchronously: it is out before the signal is. */
 const trip = ({ action, point, visit }: FaultPointSpec): Effect.Effect<void> =>
@@ -35,6 +40,8 @@ const trip = ({ action, point, visit }: FaultPointSpec): Effect.Effect<void> =>
       Effect.annotateLogs({ event: "fault_point", name: point, action, visit })
     )
     switch (action) {
+      case "note":
+        return
       case "exit":
         return process.exit(1)
       case "kill":

@@ -109,7 +109,8 @@ export class ServiceConfig extends Context.Service<ServiceConfig, ServiceConfigV
 
 export interface FaultPointSpec {
   readonly point: string
-  readonly action: "stop" | "kill" | "exit"
+  /** `note`: every visit leaves a line in the log, and nothing else happens. */
+  readonly action: "stop" | "kill" | "exit" | "note"
   /** On which visit it happens, from 1; every other visit passes. */
   readonly visit: number
 }
@@ -184,11 +185,11 @@ const endpoints: Kind<ReadonlyArray<string>> = {
   }
 }
 const faultPoints: Kind<ReadonlyArray<FaultPointSpec>> = {
-  allowed: "<fault point>:stop, :kill or :exit, optionally #<visit>, separated by commas (submit.before:stop#2)",
+  allowed: "<fault point>:stop, :kill, :exit or :note, optionally #<visit>, separated by commas (submit.before:stop#2)",
   parse: (value) => {
     const list = value.split(",").map((one): FaultPointSpec | undefined => {
       const [, point, action, visit] = /^([a-zA-Z0-9._-]{1,64}):(\w+)(?:#([1-9]\d{0,5}))?$/.exec(one.trim()) ?? []
-      return point === undefined || (action !== "stop" && action !== "kill" && action !== "exit")
+      return point === undefined || (action !== "stop" && action !== "kill" && action !== "exit" && action !== "note")
         ? undefined
         : { point, action, visit: Number(visit ?? 1) }
     })
