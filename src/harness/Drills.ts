@@ -96,6 +96,9 @@ export const crashPoints: ReadonlyArray<readonly [number: string, node: RegExp, 
   ["17", /^w\d/, "release.before"]
 ]
 
+export const crashPointsOf = (node: string, name: string): ReadonlyArray<string> =>
+  crashPoints.flatMap(([number, who, where]) => (where === name && who.test(node) ? [number] : []))
+
 export const drills: ReadonlyArray<Drill> = [
   drill("uc-01", "", "a payout goes its way: one token at every hop", { workers: 1, accounts: 2, payouts: 2 }, [
     "posted",
@@ -285,7 +288,7 @@ export const drills: ReadonlyArray<Drill> = [
     {
       accounts: 3,
       payouts: 3,
-      faults: [{ kind: "kill", node: "lockdb", when: time(0), how: "machine", downMillis: 5_000 }]
+      faults: [{ kind: "kill", node: "lockdb", when: time(0), how: "machine", downMillis: 30_000 }]
     },
     ["posted", "no grant while the service was away", "the backlog grew older"],
     { actors: ["watcher"] }

@@ -16,6 +16,8 @@ export interface Sources {
   readonly lock?: ((keys: ReadonlySet<string>) => Effect.Effect<ReadonlyArray<unknown>, HarnessError>) | undefined
   /** Only what befell these accounts. Default: everything, the ledger's own accounts included. */
   readonly accounts?: ReadonlySet<string> | undefined
+  /** Of the lock audit. Default: the keys of the accounts. */
+  readonly keys?: ReadonlySet<string> | undefined
   /** What the rail's fence let through is read from the submissions. */
   readonly acceptedAtRail?: boolean
   readonly railUrl: string
@@ -72,7 +74,7 @@ export const collect = Effect.fnUntraced(
         }))
       }))
       .filter(({ entries }) => sources.accounts === undefined || entries.some(isWanted))
-    const keys = new Set(accounts.map((account) => `payout:${String(account["accountId"])}`))
+    const keys = sources.keys ?? new Set(accounts.map((account) => `payout:${String(account["accountId"])}`))
     const lock = sources.lock === undefined ? [] : yield* sources.lock(keys)
     const references = new Set(payouts.map((payout) => payout["clientReference"]))
     const stub = yield* HttpApiClient.make(RailStubHttpApi, { baseUrl: sources.railUrl })

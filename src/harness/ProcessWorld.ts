@@ -13,6 +13,7 @@ import type { FencingSwitches } from "../core/Fencing.ts"
 import * as Paydb from "../services/payment-resource/PgPaydb.ts"
 import type { EmbeddedServer } from "../services/platform/EmbeddedPostgres.ts"
 import * as Migrations from "../services/platform/Migrations.ts"
+import * as Pg from "../services/platform/Pg.ts"
 import { collect } from "./Evidence.ts"
 import * as HttpTap from "./HttpTap.ts"
 import type { LockBackend } from "./LockBackends.ts"
@@ -60,7 +61,14 @@ export interface ProcessWorld extends World {
   readonly backend: LockBackend
   /** Where something that runs in this process reaches a service, through a link of its own. */
   readonly url: (from: string, to: string) => Effect.Effect<string, HarnessError>
-  readonly managementUrl: (name: string) => Effect.Effect<string, HarnessError>
+  /** Straight, without a link: for what is no part of the experiment. */
+  readonly at: (name: string) => Effect.Effect<{ readonly url: string; readonly managementUrl: string }, HarnessError>
+  /** Forgets what was noted so far: another run begins. */
+  readonly begin: Effect.Effect<void>
+  /** What runs, and with which fault points. */
+  readonly running: () => ReadonlyMap<string, string>
+  /** The states of the payouts of these accounts. */
+  readonly states: (accounts: ReadonlySet<string>) => Effect.Effect<ReadonlyArray<PayoutNow>, HarnessError>
   /** paydb as the superuser. */
   readonly paydb: Redacted.Redacted
   /** One request that must be answered below 300. */
@@ -70,6 +78,12 @@ export interface ProcessWorld extends World {
     body?: object,
     key?: string
   ) => Effect.Effect<string, HarnessError>
+}
+
+export interface PayoutNow {
+  readonly accountId: string
+  readonly payoutId: string
+  readonly state: string
 }
 
 interface Link {
@@ -106,10 +120,14 @@ export const make = Effect.fnUntraced(function* (
     yield* Paydb.setLabPolicy(payServer.url(database), lab.policy)
   }).pipe(Effect.mapError(wrong("prepare paydb")))
 
+  const paydb = yield* Effect.mapError(
+    Pg.make({ url: payServer.url(database), applicationName: "dlock-harness", maxConnections: 2 }),
+    wrong("connect to paydb")
+  )
   const calls: Array<HttpTap.Call> = []
   const spans: Array<Span> = []
   const lives = new Map<string, Life>()
-  const logs = new Map<string, Array<ReadonlyArray<LogRecord>>>()
+  const logs = new Map<string, Array<{ readonly log: ReadonlyArray<LogRecord>; readonly from: number }>>()
   const links = new Map<string, Link>()
 
   // ---- links
@@ -208,7 +226,7 @@ export const make = Effect.fnUntraced(function* (
       Scope.Scope,
       scope
     )
-    logs.set(name, [...(logs.get(name) ?? []), service.log])
+    logs.set(name, [...(logs.get(name) ?? []), { log: service.log, from: 0 }])
     const at = yield* service.listening
     lives.set(name, { service, points, ...at })
     for (const [route, { tap }] of links) if (route.endsWith(` ${name}`)) tap?.retarget(portOf(at.url))
@@ -247,7 +265,7 @@ export const make = Effect.fnUntraced(function* (
       ({ value }) => value
     )
 
-  const logOf = (name: string) => (logs.get(name) ?? []).flat()
+  const logOf = (name: string) => (logs.get(name) ?? []).flatMap(({ from, log }) => log.slice(from))
 
   const isPoint = (point: string) => (record: LogRecord) =>
     record["event"] === "fault_point" && record["name"] === point && record["action"] !== "note"
@@ -367,7 +385,19 @@ export const make = Effect.fnUntraced(function* (
     spans,
     logOf,
     url,
-    managementUrl: (name) => Effect.map(lifeOf(name), ({ managementUrl }) => managementUrl),
+    at: lifeOf,
+    begin: Effect.sync(() => {
+      calls.length = 0
+      spans.length = 0
+      logs.clear()
+      for (const [name, { service }] of lives) logs.set(name, [{ log: service.log, from: service.log.length }])
+    }),
+    running: () => new Map([...lives].map(([name, { points }]) => [name, points])),
+    states: (accounts) =>
+      paydb<PayoutNow>`SELECT account_id AS "accountId", payout_id::text AS "payoutId", state FROM pay.payout
+        WHERE account_id = ANY(${[...accounts]}::text[]) ORDER BY created_at`.pipe(
+        Effect.mapError(wrong("read states"))
+      ),
     ask,
     start: (name, wanted) => Effect.retry(start(name, wanted), { times: 1, schedule: Schedule.spaced("100 millis") }),
     stop,
@@ -413,7 +443,7 @@ export const make = Effect.fnUntraced(function* (
           hits() > 0 ? `${fault.how} of ${fault.label} (${fault.leg}) number ${fault.nth}` : undefined
         )
       }),
-    collect: (accounts, settled) =>
+    collect: ({ accounts, keys, settled }) =>
       Effect.gen(function* () {
         const { url: railUrl } = yield* lifeOf("rail")
         const points = [...logs.keys()].filter((name) => /^(payment-resource|rail-proxy)/.test(name))
@@ -423,6 +453,7 @@ export const make = Effect.fnUntraced(function* (
           railUrl,
           settled,
           accounts,
+          keys,
           acceptedAtRail: true,
           logs: points.flatMap(logOf)
         })

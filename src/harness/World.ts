@@ -66,6 +66,10 @@ export interface World {
   readonly delay: (from: string, to: string, millis: number) => Effect.Effect<Proof, HarnessError, Scope.Scope>
   /** Befalls one call, picked by name and number from now on. */
   readonly plant: (from: string, to: string, fault: CallFault) => Effect.Effect<Proof, HarnessError>
-  /** What truly happened to these accounts. */
-  readonly collect: (accounts: ReadonlySet<string>, settled: boolean) => Effect.Effect<History, HarnessError>
+  /** What truly happened to these accounts, and to the locks of these keys. */
+  readonly collect: (scope: {
+    readonly accounts: ReadonlySet<string>
+    readonly keys: ReadonlySet<string>
+    readonly settled: boolean
+  }) => Effect.Effect<History, HarnessError>
 }

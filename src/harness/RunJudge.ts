@@ -1,0 +1,227 @@
+/**
+ * The verdict on a real run: the invariants on what the databases and the rail know, the two checkers on what the lock
+ * service was asked and answered, and belief within truth on what the workers thought.
+ */
+import type { FencingSwitches } from "../core/Fencing.ts"
+import { everyPayoutTerminal, judge } from "../core/Invariants.ts"
+import { checkLinearizable } from "../core/Linearizability.ts"
+import type { LockCall, LockOp } from "../core/LockHistory.ts"
+import { checkTokenOrder } from "../core/TokenOrder.ts"
+import { harmName, harmOf, type Verdict } from "../sim/Judge.ts"
+import type { RunSpec } from "../sim/RunSpec.ts"
+import type { Observed } from "./DrillRun.ts"
+import type { Call } from "./HttpTap.ts"
+import { lab } from "./ProcessWorld.ts"
+
+export interface Judgeable extends Observed {
+  readonly spec: RunSpec
+  readonly paysLate: boolean
+  readonly settled: boolean
+  readonly bound: number
+}
+
+export const judgeRun = (run: Judgeable): ReadonlyArray<Verdict> => {
+  const { history, spec } = run
+  const ops = lockOps(run.calls)
+  const linearizable = checkLinearizable(ops)
+  return [
+    ...judge(history)
+      .map(({ detail, invariant, subject }): Verdict => ({ check: invariant, subject, detail }))
+      .filter((verdict) => !(run.paysLate && foundLate(run, verdict))),
+    ...(run.settled
+      ? []
+      : everyPayoutTerminal(history).map(({ detail, subject }): Verdict => ({
+          check: "LIVE-01",
+          subject,
+          detail: `${detail} ${run.bound / 1_000} s after the last fault`
+        }))),
+    ...checkTokenOrder(ops).map(({ detail, key }): Verdict => ({ check: "TOKEN-ORDER", subject: key, detail })),
+    ...linearizable.violations.map(({ detail, key }): Verdict => ({ check: "LINEARIZABLE", subject: key, detail })),
+    ...(linearizable.verdict === "unknown"
+      ? [{ check: "LINEARIZABLE", subject: "lock", detail: "the search was given up: nothing is known" }]
+      : []),
+    ...beliefs(run),
+    ...usedAfterLoss(run.calls, spec),
+    ...defects(run)
+  ]
+}
+
+/** What a run with a fence off must show, and nothing else: exactly the harm of its row of the matrix. */
+export const isHarmOf = (verdicts: ReadonlyArray<Verdict>, switches: FencingSwitches): boolean => {
+  const { may, must } = harmOf(switches)
+  const names = verdicts.map(harmName)
+  return must.every((name) => names.includes(name)) && names.every((name) => may.includes(name))
+}
+
+/** The one hole: known to the reconciler, which has paged somebody. */
+const foundLate = ({ history, logs }: Judgeable, { check, detail, subject }: Verdict): boolean =>
+  check === "INV-06" &&
+  detail.startsWith("FAILED") &&
+  (logs["reconciler"] ?? []).some((record) => record["event"] === "late_execution" && record["payoutId"] === subject) &&
+  history.rail.length <= history.payouts.length
+
+// -----------------------------------------------------------------------------
+// the lock history
+// -----------------------------------------------------------------------------
+
+const callOf: Readonly<Record<string, LockCall>> = {
+  "lock.openSession": "open",
+  "lock.heartbeat": "heartbeat",
+  "lock.closeSession": "close",
+  "lock.acquire": "acquire",
+  "lock.renew": "renew",
+  "lock.release": "release",
+  "lock.revoke": "revoke"
+}
+
+const answerOf = ({ code, status }: Call): LockOp["answer"] | undefined => {
+  if (status === null) return "unknown"
+  if (status < 300) return "ok"
+  switch (code) {
+    case "LOCK_CONTENDED":
+    case "CONTENTION_EXCEEDED":
+      return "held"
+    case "LOCK_LOST":
+    case "SESSION_EXPIRED":
+    case "SESSION_UNKNOWN":
+      return "lost"
+    // Refused by what it says, before anything was asked of the backend.
+    case "VALIDATION_FAILED":
+    case "INVALID_TOKEN":
+    case "LOCK_NOT_FOUND":
+    case "FENCED_OUT":
+      return undefined
+    default:
+      return "unknown"
+  }
+}
+
+/** The calls at the lock service's door as the checkers read them. */
+export const lockOps = (calls: ReadonlyArray<Call>): ReadonlyArray<LockOp> => {
+  const waitedFor = new Set(calls.flatMap(({ key, waitMillis }) => (waitMillis > 0 && key !== null ? [key] : [])))
+  return calls.flatMap((one): ReadonlyArray<LockOp> => {
+    const call = callOf[one.label]
+    const answer = answerOf(one)
+    if (call === undefined || answer === undefined) return []
+    // Who does not wait may not overtake those who do: "held" then says nothing of a holder.
+    if (answer === "held" && waitedFor.has(one.key ?? "")) return []
+    return [
+      {
+        call,
+        client: one.owner ?? one.from,
+        key: one.key,
+        sessionId: one.sessionId,
+        token: one.token,
+        requestId: one.requestId,
+        called: one.called,
+        returned: answer === "unknown" ? Infinity : one.returned,
+        answer,
+        granted: one.granted,
+        // The backend counts whole milliseconds, and what was asked for when nothing was answered.
+        ttlMillis: Math.max(0, (one.ttlMillis === 0 ? lab.ttlMillis : one.ttlMillis) - 2)
+      }
+    ]
+  })
+}
+
+// -----------------------------------------------------------------------------
+// belief within truth
+// -----------------------------------------------------------------------------
+
+/** An answer that was lost may have extended what nobody was told of. */
+const reach = (call: Call): number =>
+  call.expiresAt ??
+  (call.status === null || (call.status >= 500 && call.code !== null) ? call.called + 4_000 + lab.ttlMillis : 0)
+
+/**
+ * Whenever a worker's check let it go on, by the backend's clock neither its lease nor its session had ended. All clocks
+ * here are one machine's; a clock that a fault has set wrong is put right.
+ *
+ * A stop from outside may come between the check and the line that tells of it; so a line right behind such a stop counts
+ * as if it had been written at its beginning. A stop at a fault point is behind the line.
+ */
+const beliefs = ({ calls, logs, spans, spec }: Judgeable): ReadonlyArray<Verdict> => {
+  const leases = new Map<string, number>()
+  const sessionOf = new Map<string, string>()
+  const sessions = new Map<string, number>()
+  const later = (map: Map<string, number>, name: string, until: number) =>
+    map.set(name, Math.max(map.get(name) ?? 0, until))
+  for (const call of calls) {
+    const token = call.granted ?? call.token
+    if (/^lock\.(acquire|renew)$/.test(call.label) && token !== null) {
+      later(leases, String(token), reach(call))
+      if (call.label === "lock.acquire" && call.sessionId !== null) sessionOf.set(String(token), call.sessionId)
+    }
+    if (/^lock\.(openSession|heartbeat)$/.test(call.label) && call.sessionId !== null) {
+      later(sessions, call.sessionId, reach(call))
+    }
+  }
+  const found: Array<Verdict> = []
+  for (const [name, records] of Object.entries(logs)) {
+    if (!/^(w\d+|reconciler)/.test(name) || (spec.staleHolder && name === "w1")) continue
+    const skew = spec.faults.reduce(
+      (sum, fault) => (fault.kind === "clockError" && fault.node === name ? sum + fault.offsetMillis : sum),
+      0
+    )
+    const stops = spans.filter(({ kind, lane, text }) => lane === name && kind === "pause" && !text.includes(" at "))
+    for (const record of records) {
+      const token = record["fencingToken"]
+      if (record["event"] !== "fault_point" || typeof token !== "string") continue
+      if (!/^(claim|submit|seal|post|fail|ambiguous|lookup|resolve)\.before$/.test(String(record["name"]))) continue
+      const written = Date.parse(record.timestamp) - skew
+      const behind = stops.find(({ from, to }) => written >= from && written <= to + 50)
+      const at = behind === undefined ? written : Math.min(written, behind.from)
+      const lease = leases.get(token)
+      const session = sessions.get(sessionOf.get(token) ?? "")
+      const truth = Math.min(lease ?? 0, session ?? Infinity)
+      if (at > truth) {
+        found.push({
+          check: "BELIEF",
+          subject: name,
+          detail: `its check before ${String(record["name"]).replace(".before", "")} went well under token ${token} ${Math.round(at - truth)} ms after the end of its ${lease === truth ? "lease" : "session"}`
+        })
+      }
+    }
+  }
+  return found
+}
+
+/** Who was told that it is fenced out sends nothing more under that token. */
+const usedAfterLoss = (calls: ReadonlyArray<Call>, spec: RunSpec): ReadonlyArray<Verdict> => {
+  const told = new Map<string, number>()
+  const found: Array<Verdict> = []
+  for (const { code, from, returned, token } of calls) {
+    if (code === "FENCED_OUT" && token !== null && !(spec.staleHolder && from === "w1")) {
+      told.set(`${from} ${token}`, returned)
+    }
+  }
+  for (const { called, from, label, token } of calls) {
+    const since = told.get(`${from} ${token}`)
+    if (since === undefined || called <= since || !/^(pay|rail)\./.test(label)) continue
+    found.push({
+      check: "FENCED-OUT-RETRIED",
+      subject: from,
+      detail: `sends ${label} under ${token} after it was told FENCED_OUT`
+    })
+  }
+  return found
+}
+
+/** What no run may show, whatever befalls it: a second submission was tried, or a program met a bug of its own. */
+const defects = ({ logs, spec }: Judgeable): ReadonlyArray<Verdict> =>
+  Object.entries(logs).flatMap(([name, records]) =>
+    records.flatMap((record): ReadonlyArray<Verdict> => {
+      if (record["event"] === "rail_duplicate_attempted" && spec.railFencing && spec.paymentFencing) {
+        return [{ check: "DUPLICATE-ATTEMPTED", subject: String(record["payoutId"]), detail: record.message }]
+      }
+      return record.level === "FATAL" || (record.level === "ERROR" && / died$| failed$/.test(record.message))
+        ? [
+            {
+              check: "DEFECT",
+              subject: name,
+              detail: `${record.message} ${String(record["cause"] ?? "").slice(0, 300)}`
+            }
+          ]
+        : []
+    })
+  )

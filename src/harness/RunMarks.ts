@@ -1,0 +1,77 @@
+/** Which situations a real run has come to, in the words of the simulation (`sim/Marks.ts`). */
+import type { Marks } from "../sim/Marks.ts"
+import type { Observed } from "./DrillRun.ts"
+import type { LogRecord } from "./Processes.ts"
+
+const isAway = (code: string | null, status: number | null) =>
+  status === null || code === "BACKEND_UNAVAILABLE" || code === "NOT_LEADER"
+
+export const markRun = (marks: Marks, { calls, history, logs, spans }: Observed): void => {
+  const states = new Map(history.payouts.map(({ clientReference, state }) => [clientReference, state]))
+  for (const state of states.values()) {
+    if (state === "POSTED") marks.hit("posted")
+    if (state === "FAILED") marks.hit("failed")
+  }
+  for (const { from, to } of history.transitions) {
+    if (from === "CLAIMED" && to === "CLAIMED") marks.hit("recovered a claimed payout")
+    if (to === "RAIL_AMBIGUOUS") marks.hit("became ambiguous")
+    if (from === "RAIL_AMBIGUOUS") marks.hit("resolved by the reconciler")
+  }
+  const paid = new Set(history.rail.map(({ clientReference }) => clientReference))
+  for (const { clientReference, outcome } of history.submissions) {
+    if (outcome === "DECLINED") marks.hit("the rail declined")
+    if (outcome === "TIMEOUT") marks.hit("the rail was silent")
+    if (states.get(clientReference) === "FAILED" && outcome !== "VOIDED" && !paid.has(clientReference)) {
+      marks.hit("nothing was sent")
+    }
+  }
+  for (const { accepted, point } of history.fences) if (!accepted) marks.hit(`fenced out at ${point}`)
+  for (const { kind } of history.lock) {
+    if (kind === "released") marks.hit("lock released")
+    if (kind === "session_ended") marks.hit("session ended")
+  }
+  for (const { code, label } of calls) {
+    if (label === "lock.acquire" && code === "LOCK_CONTENDED") marks.hit("lock contended")
+    if (code === "SESSION_EXPIRED") marks.hit("session expired")
+  }
+  markTakeovers(marks, history.lock, calls)
+
+  for (const [name, records] of Object.entries(logs)) {
+    for (const record of records) {
+      if (record["event"] === "lock_lost" && /^w\d/.test(name)) marks.hit("told LOCK_LOST")
+      if (isHop(record) && record["outcome"] === "FENCED_OUT") marks.hit("told FENCED_OUT")
+      if (record["event"] === "late_execution" && name === "reconciler") marks.hit("a late execution was found")
+    }
+  }
+  for (const { from, kind, lane, to } of spans) {
+    if (kind !== "down" || (lane !== "lockdb" && lane !== "lock-server")) continue
+    const within = calls.filter(({ called, label }) => label === "lock.acquire" && called > from && called < to - 100)
+    const refused = within.some(({ code, status }) => isAway(code, status))
+    // One that was on its way at either end may be answered well.
+    const granted = within.some(({ granted: token, returned }) => token !== null && returned < to - 100)
+    const opened = calls.some(
+      ({ called, code, label, status }) =>
+        label === "lock.openSession" && called > from && called < to && isAway(code, status)
+    )
+    if ((refused || opened) && !granted) marks.hit("no grant while the service was away")
+  }
+}
+
+/** A key that was granted again without having been released. */
+const markTakeovers = (marks: Marks, lock: Observed["history"]["lock"], calls: Observed["calls"]): void => {
+  const last = new Map<string, { readonly token: bigint; readonly at: number; released: boolean }>()
+  for (const { at, key, kind, token } of lock) {
+    if (key === null || token === null) continue
+    const before = last.get(key)
+    if (kind === "released" && before?.token === token) before.released = true
+    if (kind !== "granted") continue
+    if (before !== undefined && !before.released) {
+      marks.hit("lease taken over")
+      const end = Math.max(0, ...calls.flatMap((call) => (call.granted === before.token ? [call.expiresAt ?? 0] : [])))
+      if (at < end) marks.hit("taken over before its lease had ended")
+    }
+    last.set(key, { token, at, released: false })
+  }
+}
+
+const isHop = (record: LogRecord) => record["event"] === "payout_hop" || record["event"] === "stale_hop"

@@ -1,0 +1,234 @@
+// @effect-diagnostics nodeBuiltinImport:off
+/**
+ * `scenario run`: use cases on real processes. Independent ones overlap: each lane has a paydb, a lock backend and services
+ * of its own, and runs its share one after the other. Most of a run is waiting for leases to run out.
+ *
+ * Human output goes to stdout, progress to stderr; with `--json` stdout is one document.
+ */
+import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
+import { Console, Effect } from "effect"
+import { type FencingSwitches, fencingOn } from "../core/Fencing.ts"
+import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
+import { Exited, exitCodes } from "../services/platform/ExitCodes.ts"
+import { run as runDrill, type DrillReport } from "./DrillRun.ts"
+import { type Drill, drillsOf } from "./Drills.ts"
+import { tapTime } from "./HttpTap.ts"
+import { type BackendKind, start as startBackend, wrong } from "./LockBackends.ts"
+import { type HarnessError, make as makeProcesses, type Processes } from "./Processes.ts"
+import * as ProcessWorld from "./ProcessWorld.ts"
+import { isHarmOf } from "./RunJudge.ts"
+import { writeReports } from "./RunReports.ts"
+
+export interface ScenarioOptions {
+  readonly scenario: string
+  readonly backend: BackendKind
+  readonly paymentFencing: boolean
+  readonly railFencing: boolean
+  readonly rounds: number
+  readonly report: string
+  readonly json: boolean
+}
+
+/** What came of one run. `not run`: the experiment itself failed, which says nothing of the system. */
+export type Result =
+  | { readonly outcome: "held" | "corrupted"; readonly ok: true; readonly report: DrillReport; readonly round: number }
+  | {
+      readonly outcome: "violated" | "unproven"
+      readonly ok: false
+      readonly report: DrillReport
+      readonly round: number
+    }
+  | {
+      readonly outcome: "not run"
+      readonly ok: false
+      readonly drill: Drill
+      readonly error: HarnessError
+      readonly round: number
+    }
+
+/** With every fence on nothing may be violated; with one off exactly its harm must be done. */
+export const resultOf = (report: DrillReport, switches: FencingSwitches, round: number): Result => {
+  const unproven = report.missing.length > 0 || report.dealt.some(({ proof }) => proof === undefined)
+  const on = switches.payment && switches.rail
+  if (on ? report.verdicts.length > 0 : !isHarmOf(report.verdicts, switches)) {
+    return { outcome: "violated", ok: false, report, round }
+  }
+  // What a fence refuses is not promised where it is off.
+  if (on && unproven) return { outcome: "unproven", ok: false, report, round }
+  return { outcome: on ? "held" : "corrupted", ok: true, report, round }
+}
+
+interface Lane {
+  readonly replicated: boolean
+  readonly drills: ReadonlyArray<Drill>
+}
+
+/** Few processes at a time, and about as long each. */
+const lanesOf = (drills: ReadonlyArray<Drill>): ReadonlyArray<Lane> => {
+  const third = /^uc-(03b|05|07)/
+  const lanes = [
+    { replicated: false, drills: drills.filter(({ name }) => /^uc-(01|02|03|06|08)( |$)/.test(name)) },
+    { replicated: false, drills: drills.filter(({ name }) => /^uc-04/.test(name)) },
+    { replicated: drills.some(({ replicated }) => replicated), drills: drills.filter(({ name }) => third.test(name)) }
+  ]
+  return lanes.filter((lane) => lane.drills.length > 0)
+}
+
+const slug = (name: string) => name.replaceAll(/[^a-z0-9]+/g, "-")
+
+const runLane = Effect.fnUntraced(function* (
+  lane: Lane,
+  index: number,
+  around: {
+    readonly processes: Processes
+    readonly payServer: EmbeddedPostgres.EmbeddedServer
+    readonly options: ScenarioOptions
+    readonly say: (text: string) => Effect.Effect<void>
+    readonly done: (result: Result) => Effect.Effect<void>
+  }
+) {
+  const { options, payServer, processes, say } = around
+  const switches = { payment: options.paymentFencing, rail: options.railFencing }
+  const backend = yield* startBackend(options.backend, lane.replicated)
+  const world = yield* ProcessWorld.make({
+    processes,
+    backend,
+    payServer,
+    database: `paydb_${index + 1}`,
+    switches
+  })
+  for (let round = 1; round <= options.rounds; round++) {
+    for (const drill of lane.drills) {
+      const { name } = drill
+      yield* say(`${name}: ${drill.shows}`)
+      const result = yield* runDrill(world, drill, {
+        switches,
+        id: `${slug(name)}-r${round}`,
+        say: (text) => say(`${name}: ${text}`)
+      }).pipe(
+        Effect.map((report) => resultOf(report, switches, round)),
+        Effect.catchTag("HarnessError", (error) =>
+          Effect.succeed<Result>({ outcome: "not run", ok: false, drill, error, round })
+        )
+      )
+      yield* around.done(result)
+    }
+  }
+}, Effect.scoped)
+
+export const run = Effect.fnUntraced(
+  function* (options: ScenarioOptions) {
+    const found = drillsOf(options.scenario)
+    if (found === undefined) {
+      yield* Console.error(`there is no scenario ${options.scenario}: see \`scenario list\``)
+      return yield* new Exited({ code: exitCodes.usage })
+    }
+    const on = options.paymentFencing && options.railFencing
+    const drills = on ? found : found.filter(({ control }) => control)
+    if (drills.length === 0) {
+      yield* Console.error(`${options.scenario} says nothing with a fence off: only uc-03 does`)
+      return yield* new Exited({ code: exitCodes.usage })
+    }
+    const startedAt = tapTime()
+    const say = (text: string) =>
+      Console.error(`${((tapTime() - startedAt) / 1_000).toFixed(1).padStart(6)} s  ${text}`)
+    yield* say(`starting PostgreSQL, ${options.backend === "pg" ? "" : "etcd "}and every service`)
+    const processes = yield* makeProcesses
+    const payServer = yield* EmbeddedPostgres.start({
+      storage: { kind: "temporary" },
+      settings: { max_connections: "200" }
+    }).pipe(Effect.mapError(wrong("start PostgreSQL")))
+    const results: Array<Result> = []
+    const done = (result: Result) =>
+      Effect.gen(function* () {
+        results.push(result)
+        yield* say(line(result))
+        for (const text of detail(result)) yield* say(`    ${text}`)
+      })
+    const lanes = lanesOf(drills)
+    yield* Effect.forEach(lanes, (lane, index) => runLane(lane, index, { processes, payServer, options, say, done }), {
+      concurrency: "unbounded",
+      discard: true
+    })
+    const seconds = (tapTime() - startedAt) / 1_000
+    const files = yield* writeReports(options.report, results, { switches: switchesOf(options), seconds })
+    const document = documentOf(options, results, seconds)
+    if (options.json) yield* Console.log(JSON.stringify(document))
+    else {
+      for (const result of results.toSorted((a, b) => nameOf(a).localeCompare(nameOf(b))))
+        yield* Console.log(line(result))
+      yield* Console.log(
+        `\n${document.verdict}: ${results.filter(({ ok }) => ok).length} of ${results.length} as expected, ${seconds.toFixed(0)} s`
+      )
+      for (const file of files) yield* Console.log(file)
+    }
+    yield* say("stopping everything")
+    if (results.some(({ outcome }) => outcome === "not run")) return yield* new Exited({ code: exitCodes.unexpected })
+    if (document.verdict !== "as expected") return yield* new Exited({ code: exitCodes.findings })
+  },
+  Effect.scoped,
+  // @effect-diagnostics-next-line strictEffectProvide:off (this is the entry point of the command)
+  Effect.provide(NodeHttpClient.layerUndici)
+)
+
+const switchesOf = (options: ScenarioOptions): FencingSwitches =>
+  options.paymentFencing && options.railFencing
+    ? fencingOn
+    : { payment: options.paymentFencing, rail: options.railFencing }
+
+export const nameOf = (result: Result): string =>
+  result.outcome === "not run" ? result.drill.name : result.report.drill.name
+
+const line = (result: Result): string => {
+  const name = nameOf(result).padEnd(18)
+  if (result.outcome === "not run") return `${name} NOT RUN: ${result.error.step}: ${result.error.message}`
+  const { report } = result
+  const seconds = ((report.endedAt - report.startedAt) / 1_000).toFixed(1)
+  const figures = Object.entries(report.figures).map(([what, value]) => `, ${what} ${value}`)
+  return `${name} ${result.ok ? result.outcome : result.outcome.toUpperCase()} (${seconds} s, ${report.dealt.length} faults${figures.join("")})`
+}
+
+const detail = (result: Result): ReadonlyArray<string> =>
+  result.outcome === "not run"
+    ? []
+    : [
+        ...(result.outcome === "violated" || result.outcome === "corrupted"
+          ? result.report.verdicts.map(({ check, detail: text, subject }) => `${check} ${subject}: ${text}`)
+          : []),
+        ...(result.ok ? [] : result.report.missing.map((name) => `promised and never seen: ${name}`)),
+        ...(result.ok
+          ? []
+          : result.report.dealt.flatMap(({ fault, proof }) =>
+              proof === undefined ? [`not seen to take: ${fault}`] : []
+            ))
+      ]
+
+/** The one document of `scenario run --json`. */
+export const documentOf = (
+  options: Pick<ScenarioOptions, "backend" | "paymentFencing" | "railFencing">,
+  results: ReadonlyArray<Result>,
+  seconds: number
+) => ({
+  backend: options.backend,
+  paymentFencing: options.paymentFencing,
+  railFencing: options.railFencing,
+  seconds: Math.round(seconds),
+  verdict: results.every(({ ok }) => ok) ? "as expected" : "differs",
+  runs: results.map((result) => ({
+    name: nameOf(result),
+    round: result.round,
+    outcome: result.outcome,
+    ...(result.outcome === "not run"
+      ? { error: `${result.error.step}: ${result.error.message}` }
+      : {
+          scenario: result.report.drill.scenario.id,
+          seconds: Math.round(result.report.endedAt - result.report.startedAt) / 1_000,
+          faults: result.report.dealt,
+          marks: result.report.marks,
+          missing: result.report.missing,
+          violations: result.report.verdicts,
+          figures: result.report.figures,
+          settledAfterMillis: result.report.settledAfterMillis
+        })
+  }))
+})
