@@ -36,6 +36,19 @@ export const requestTraceId: Effect.Effect<string> = Effect.gen(function* () {
   return Option.isSome(parent) ? parent.value.traceId : yield* randomTraceId
 })
 
+/**
+ * Makes the request's trace id that of every span below it. With tracing the server's span does so already; without, the
+ * spans of the services would each begin a trace of their own, and one payout be many ids in the logs.
+ */
+export const withinTrace =
+  (traceId: string) =>
+  <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
+    Effect.flatMap(Effect.serviceOption(Tracer.ParentSpan), (active) =>
+      Option.isSome(active)
+        ? self
+        : Effect.withParentSpan(self, Tracer.externalSpan({ traceId, spanId: traceId.slice(16), sampled: true }))
+    )
+
 const issuesOf = SchemaIssue.makeFormatterStandardSchemaV1()
 
 const decodeFailure = (failure: HttpApiError.HttpApiSchemaError): ValidationFailed | InvalidToken => {

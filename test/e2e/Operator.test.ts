@@ -1,0 +1,262 @@
+// @effect-diagnostics nodeBuiltinImport:off
+/**
+ * What an operator can do at 3 a.m. with commands alone, on real processes: free a lock that a stopped worker keeps, see the
+ * worker refused when it wakes, find out why from one trace id; settle a payout of which nobody knows whether it was paid.
+ */
+import { assert, layer } from "@effect/vitest"
+import { Context, Effect, Layer, Redacted, type Scope } from "effect"
+import {
+  type HarnessError,
+  make as makeWorld,
+  type LogRecord,
+  type ServiceProcess
+} from "../../src/harness/Processes.ts"
+import * as PgLockStore from "../../src/services/lock-server/PgLockStore.ts"
+import * as PgPaydb from "../../src/services/payment-resource/PgPaydb.ts"
+import * as Migrations from "../../src/services/platform/Migrations.ts"
+import { document, run } from "../support/operator.ts"
+import { TestDatabase } from "../support/pg.ts"
+
+const lockdb = TestDatabase.layer("lockdb", (url) => Migrations.migrate({ url, directory: PgLockStore.MIGRATIONS }))
+const paydb = TestDatabase.layer("paydb", PgPaydb.migrate)
+
+interface Installation {
+  readonly environment: Readonly<Record<string, string>>
+  readonly railUrl: string
+  readonly logs: () => ReadonlyArray<LogRecord>
+  readonly worker: (
+    name: string,
+    environment?: Readonly<Record<string, string>>
+  ) => Effect.Effect<ServiceProcess, HarnessError, Scope.Scope>
+  readonly rail: ServiceProcess
+}
+
+class Running extends Context.Service<Running, Installation>()("test/e2e/Operator/Running") {
+  static readonly layer = Layer.effect(
+    Running,
+    Effect.gen(function* () {
+      const lock = Context.get(yield* Layer.build(lockdb), TestDatabase)
+      const pay = Context.get(yield* Layer.build(paydb), TestDatabase)
+      const world = yield* makeWorld
+      const processes: Array<ServiceProcess> = []
+      const ports = { HTTP_PORT: "0", MANAGEMENT_PORT: "0", DLOCK_MIGRATE: "false" }
+      const start = (name: string, command: string, environment: Readonly<Record<string, string>>) =>
+        world
+          .start(name, [command], { ...ports, ...environment })
+          .pipe(Effect.tap((process) => Effect.sync(() => processes.push(process))))
+      const rail = yield* start("rail-stub", "rail-stub", {})
+      const railUrl = (yield* rail.listening).url
+      const paydbUrl = Redacted.value(pay.url)
+      const lockdbUrl = Redacted.value(lock.url)
+      const [locks, payment, proxy] = yield* Effect.all(
+        [
+          start("lock-server", "lock-server", { LOCK_PG_URL: lockdbUrl }),
+          start("payment-resource", "payment-resource", { PAYMENT_PG_URL: paydbUrl }),
+          start("rail-proxy", "rail-proxy", {
+            RAIL_PG_URL: paydbUrl,
+            RAIL_URL: railUrl,
+            RAIL_READ_TIMEOUT: "700 ms",
+            RAIL_SEND_WINDOW: "500 ms"
+          })
+        ],
+        { concurrency: "unbounded" }
+      )
+      const lockAt = yield* locks.listening
+      const services = {
+        LOCK_URL: lockAt.url,
+        PAYMENT_URL: (yield* payment.listening).url,
+        RAIL_PROXY_URL: (yield* proxy.listening).url
+      }
+      return {
+        environment: {
+          ...services,
+          LOCK_MANAGEMENT_URL: lockAt.managementUrl,
+          LOCK_PG_URL: lockdbUrl,
+          PAYMENT_PG_URL: paydbUrl
+        },
+        railUrl,
+        rail: proxy,
+        logs: () => processes.flatMap(({ log }) => log),
+        worker: (name, environment = {}) =>
+          start(name, "payout-executor", {
+            ...services,
+            DLOCK_INSTANCE: name,
+            PAYOUT_EXECUTOR_POLL_INTERVAL: "100 ms",
+            RAIL_READ_TIMEOUT: "700 ms",
+            RAIL_SEND_WINDOW: "500 ms",
+            ...environment
+          })
+      }
+    })
+  )
+}
+
+/** Told in the test, not a command: the world outside. */
+const put = (url: string, body: unknown) =>
+  Effect.promise((signal) =>
+    fetch(url, { method: "PUT", signal, headers: { "content-type": "application/json" }, body: JSON.stringify(body) })
+  )
+const openAccount = (url: string, accountId: string) =>
+  Effect.promise((signal) =>
+    fetch(`${url}/v1/accounts`, {
+      method: "POST",
+      signal,
+      headers: { "content-type": "application/json", "x-owner-id": "test" },
+      body: JSON.stringify({ accountId, currency: "EUR", openingBalanceMinor: "10000" })
+    })
+  )
+
+const order = Effect.fnUntraced(function* (environment: Readonly<Record<string, string>>, accountId: string) {
+  const created = yield* document(
+    [
+      "payouts",
+      "create",
+      "--account",
+      accountId,
+      "--amount",
+      "2500",
+      "--currency",
+      "EUR",
+      "--beneficiary",
+      "Ada Example"
+    ],
+    environment
+  )
+  return String(created["payoutId"])
+})
+
+const isHop = (op: string, outcome: string) => (record: LogRecord) =>
+  record["event"] === "payout_hop" && record["op"] === op && record["outcome"] === outcome
+
+layer(Running.layer, { excludeTestServices: true, timeout: "60 seconds" })("with commands alone, an operator", (it) => {
+  it.effect(
+    "frees the lock of a stopped worker, sees the worker refused, and finds out why from one trace id",
+    () =>
+      Effect.gen(function* () {
+        const { environment, logs, rail, worker } = yield* Running
+        yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-stuck")
+        const payoutId = yield* order(environment, "acct-stuck")
+
+        // Long leases: the lock would be kept for a minute more.
+        const stuck = yield* worker("W1", {
+          LOCK_DEFAULT_TTL: "60 s",
+          LOCK_SESSION_TTL: "60 s",
+          DLOCK_FAULT_POINT: "submit.before:stop"
+        })
+        yield* stuck.awaitRecord("stops itself", (record) => record["event"] === "fault_point", "30 seconds")
+        yield* stuck.awaitStopped
+
+        const explained = yield* run(["payouts", "explain", payoutId], environment)
+        assert.strictEqual(explained.code, 0, explained.stderr)
+        assert.match(explained.stdout, /is CLAIMED under token \d+/)
+        assert.include(explained.stdout, "Nothing was submitted to the rail.")
+        assert.match(explained.stdout, /lock is held by W1 under token \d+/)
+        assert.include(explained.stdout, "locks revoke payout:acct-stuck")
+
+        const shown = yield* document(["locks", "get", "payout:acct-stuck"], environment)
+        const { fencingToken, ownerId } = shown["lock"] as Record<string, unknown>
+        assert.strictEqual(ownerId, "W1")
+
+        const unasked = yield* run(["locks", "revoke", "payout:acct-stuck", "--reason", "W1 hangs"], environment)
+        assert.deepStrictEqual([unasked.code, unasked.stdout], [2, ""])
+        assert.include(unasked.stderr, "--yes")
+        assert.include(unasked.stderr, payoutId)
+        const revoked = yield* document(
+          ["locks", "revoke", "payout:acct-stuck", "--reason", "W1 hangs", "--operator", "anna", "--yes"],
+          environment
+        )
+        assert.strictEqual(revoked["revokedToken"], fencingToken)
+        assert.isTrue(BigInt(String(revoked["newTokenFloor"])) >= BigInt(String(fencingToken)))
+        assert.match(String(revoked["revocationId"]), /^revoke-/)
+
+        const successor = yield* worker("W2")
+        yield* successor.awaitRecord("posts it", isHop("post", "POSTED"), "20 seconds")
+
+        yield* stuck.resume
+        const refused = yield* stuck.awaitRecord("is fenced out", isHop("submit", "FENCED_OUT"), "20 seconds")
+        const refusal = yield* rail.awaitRecord("refuses it", (record) => record["event"] === "fenced_out", "5 seconds")
+        const traceId = String(refusal["traceId"])
+        assert.strictEqual(refused["traceId"], traceId)
+
+        // The story of one trace id, over the logs of all services: who had the lock, what he did, where he was refused.
+        const story = logs().filter((record) => record["traceId"] === traceId)
+        const told = (service: string, event: string) =>
+          story.find((record) => record.service === service && record["event"] === event)
+        assert.strictEqual(told("lock-server", "lock_granted")?.["ownerId"], "W1")
+        assert.strictEqual(told("lock-server", "lock_granted")?.["fencingToken"], fencingToken)
+        assert.strictEqual(told("payment-resource", "payout_transition")?.["payoutId"], payoutId)
+        assert.strictEqual(refusal["fencingToken"], fencingToken)
+        assert.isTrue(BigInt(String(refusal["highest"])) > BigInt(String(fencingToken)))
+
+        const after = yield* run(["locks", "get", "payout:acct-stuck"], environment)
+        assert.match(after.stdout, /revoked +\S+ by anna: W1 hangs/)
+        const history = yield* run(["payouts", "transitions", payoutId], environment)
+        assert.match(history.stdout, new RegExp(`CLAIMED +${String(fencingToken)} .*W1 +${traceId}`))
+        assert.match(history.stdout, new RegExp(`POSTED +${String(refusal["highest"])} .*W2 `))
+      }),
+    60_000
+  )
+
+  it.effect(
+    "settles payouts of which nobody knows whether they were paid",
+    () =>
+      Effect.gen(function* () {
+        const { environment, railUrl, worker } = yield* Running
+        yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-paid")
+        yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-unpaid")
+        yield* put(`${railUrl}/control`, { faults: [{ kind: "timeoutPaid" }] })
+        const executor = yield* worker("W3")
+        const becomesAmbiguous = (payoutId: string) =>
+          executor.awaitRecord(
+            `${payoutId} is ambiguous`,
+            (record) => isHop("ambiguous", "RAIL_AMBIGUOUS")(record) && record["payoutId"] === payoutId,
+            "20 seconds"
+          )
+        const paid = yield* order(environment, "acct-paid")
+        yield* becomesAmbiguous(paid)
+        yield* put(`${railUrl}/control`, { faults: [{ kind: "timeoutUnpaid" }] })
+        const unpaid = yield* order(environment, "acct-unpaid")
+        yield* becomesAmbiguous(unpaid)
+
+        const explained = yield* run(["payouts", "explain", paid], environment)
+        assert.include(explained.stdout, "Next step: LOOKUP, by the reconciler")
+        assert.include(explained.stdout, "Never: submit it again")
+        const listed = yield* run(["payouts", "list", "--state", "RAIL_AMBIGUOUS"], environment)
+        assert.include(listed.stdout, paid)
+        assert.include(listed.stdout, unpaid)
+
+        // The rail's own word settles the one that it paid; of the other it knows nothing, which is no proof yet.
+        const pass = yield* document(["reconcile", "run"], environment)
+        assert.deepStrictEqual(
+          new Map(
+            (pass["items"] as ReadonlyArray<Record<string, string>>).map((one) => [one["payoutId"], one["outcome"]])
+          ),
+          new Map([
+            [paid, "POSTED"],
+            [unpaid, "UNKNOWN"]
+          ])
+        )
+        // An operator's word that proves nothing is kept and moves nothing.
+        const early = yield* document(
+          ["reconcile", "resolve", unpaid, "--finding", "NOT_FOUND", "--reason", "rail desk says so", "--yes"],
+          environment,
+          4
+        )
+        assert.strictEqual(early["code"], "EVIDENCE_MISSING")
+        const resolved = yield* document(
+          ["reconcile", "resolve", unpaid, "--finding", "REJECTED", "--reason", "rail desk, ticket 4711", "--yes"],
+          environment
+        )
+        assert.deepStrictEqual([resolved["state"], resolved["failReason"]], ["FAILED", "RAIL_NOT_EXECUTED"])
+        const settled = yield* run(["payouts", "explain", unpaid], environment)
+        assert.include(settled.stdout, "Next step: none")
+        const twice = yield* document(
+          ["reconcile", "resolve", unpaid, "--finding", "EXECUTED", "--reason", "changed my mind", "--yes"],
+          environment,
+          4
+        )
+        assert.strictEqual(twice["code"], "ILLEGAL_TRANSITION")
+      }),
+    60_000
+  )
+})
