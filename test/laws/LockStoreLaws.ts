@@ -749,7 +749,7 @@ export const laws: ReadonlyArray<Law> = [
           (i) => Effect.flatMap(open(OwnerId.make(`m${i}`), ttl), (session) => acquire(session, key(`/${i}`), LONG)),
           { concurrency: 8 }
         )
-        assert.strictEqual(new Set(grants.map((grant) => grant.token)).size, count)
+        assert.strictEqual(new Set(grants.map((grant) => grant.key)).size, count)
         yield* elapse(ttl)
         const other = yield* open(w2)
         yield* Effect.forEach(grants.slice(0, 20), (grant) => acquire(other, grant.key), { concurrency: 8 })

@@ -5,8 +5,8 @@
  * writes what another compares, reads or writes do not travel together (`independent`); for the others it is as if they
  * had come one after the other.
  *
- * All of one call have its revision. Whatever takes its token from that travels by itself (`mints`): else two keys would
- * be granted under one token.
+ * All of one call have its revision, and so two keys can be granted under the same token. That is in order: a token is
+ * compared with others of its own key only, one key is in a call once, and the next call has a greater revision.
  *
  * When the lease that one of them names is gone, etcd refuses all and changes nothing; each is then tried alone.
  */
@@ -29,10 +29,7 @@ interface Call {
 
 type Failure = EtcdOutage | LeaseGone
 
-export const over = Effect.fnUntraced(function* (
-  client: EtcdClient,
-  mints: (request: ITxnRequest) => boolean
-): Effect.fn.Return<EtcdClient, never, Scope.Scope> {
+export const over = Effect.fnUntraced(function* (client: EtcdClient): Effect.fn.Return<EtcdClient, never, Scope.Scope> {
   const clock = yield* Clock.Clock
   const one = ({ budget, request }: Call) => client.txn(request, budget)
   const { submit } = yield* Batching.make<Call, Answer<ITxnResponse>, Failure>({
@@ -61,7 +58,7 @@ export const over = Effect.fnUntraced(function* (
   return {
     ...client,
     txn: (request, budget) =>
-      isPlain(request) && !mints(request)
+      isPlain(request)
         ? Effect.suspend(() =>
             Effect.timeoutOrElse(submit({ request, budget }), {
               // The time in the queue counts.
@@ -87,12 +84,6 @@ const operations = ({ failure, success }: ITxnRequest): ReadonlyArray<IRequestOp
   ...(success ?? []),
   ...(failure ?? [])
 ]
-
-/** Whether it puts a key below the prefix. */
-export const putsBelow =
-  (prefix: string) =>
-  ({ success }: ITxnRequest): boolean =>
-    (success ?? []).some(({ request_put }) => request_put?.key?.toString().startsWith(prefix) === true)
 
 /** Of single keys, and not too long. */
 const isPlain = (request: ITxnRequest): boolean => {

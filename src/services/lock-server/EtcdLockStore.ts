@@ -36,10 +36,7 @@ export interface EtcdLockStoreOptions extends EtcdOptions, StateOptions {}
 export const make = Effect.fnUntraced(function* (
   options: EtcdLockStoreOptions
 ): Effect.fn.Return<LockStore["Service"], EtcdTooOld, Scope.Scope> {
-  const client = yield* EtcdBatches.over(
-    yield* EtcdClient.make(options),
-    EtcdBatches.putsBelow(`${options.prefix ?? "/dlock/"}lock/`)
-  )
+  const client = yield* EtcdBatches.over(yield* EtcdClient.make(options))
   const state = yield* makeState(client, options)
   yield* Effect.flatMap(client.budget(options.timeoutMillis), client.checkVersions).pipe(
     Effect.catchTag("EtcdOutage", ({ message }) =>
