@@ -26,7 +26,7 @@ const paydb = TestDatabase.layer("paydb", PgPaydb.migrate)
 
 /** That a lease runs out is no request's doing: what is left of a table when this is taken out of it. */
 const besidesExpiry: Readonly<Record<string, string>> = {
-  lock_session: `SELECT session_id, owner_id, ttl_ms, open_id, opened_at, expires_at, end_reason = 'closed' FROM lock.lock_session`,
+  lock_session: `SELECT session_id, owner_id, ttl_ms, open_id, opened_at, expires_at, end_reason IS NOT DISTINCT FROM 'closed' FROM lock.lock_session`,
   lock_grant: `SELECT lock_key, fencing_token, token_floor, session_id, owner_id, acquire_id, ttl_ms, granted_at, expires_at,
                       CASE WHEN end_reason IN ('released', 'revoked') THEN ended_at END FROM lock.lock_grant`,
   lock_event: `SELECT * FROM lock.lock_event WHERE kind NOT IN ('expired', 'session', 'session_expired')`,
