@@ -84,7 +84,7 @@ export const run = Effect.fnUntraced(function* (
   const spec: RunSpec = { ...drill.spec, paymentFencing: switches.payment, railFencing: switches.rail }
   const marks = new Marks()
   const figures = new Map<string, number>()
-  yield* world.begin
+  yield* world.begin(spec.proxies)
   const startedAt = tapTime()
 
   // ---- who has a fault point yet to come to
@@ -121,12 +121,16 @@ export const run = Effect.fnUntraced(function* (
   const wantedServers = [...servers, ...(spec.proxies > 1 ? ["rail-proxy-2"] : []), "reconciler"]
   const hadSecond = world.running().has("rail-proxy-2")
   if (hadSecond && spec.proxies === 1) yield* world.stop("rail-proxy-2")
-  for (const name of wantedServers) {
-    const now = world.running().get(name)
-    // Everybody but w1 follows the second proxy.
-    const follows = name === "reconciler" && hadSecond !== spec.proxies > 1
-    if (now === undefined || now !== pointsOf(name) || follows) yield* begin(name)
-  }
+  yield* Effect.forEach(
+    wantedServers,
+    (name) => {
+      const now = world.running().get(name)
+      // Everybody but w1 follows the second proxy.
+      const follows = name === "reconciler" && hadSecond !== spec.proxies > 1
+      return now === undefined || now !== pointsOf(name) || follows ? begin(name) : Effect.void
+    },
+    { concurrency: "unbounded", discard: true }
+  )
   const { url: railUrl } = yield* world.at("rail")
   yield* world.ask("PUT", `${railUrl}/control`, {
     latency: { fixedMillis: spec.railLatencyMillis, jitterMillis: 0 },
@@ -365,6 +369,9 @@ export const run = Effect.fnUntraced(function* (
   // What is planted on a link is there before the first call.
   const dealing = yield* Effect.forkScoped(Effect.forEach(planned, deal, { concurrency: "unbounded", discard: true }))
   if (planned.some(isPlanted)) yield* Effect.sleep("50 millis")
+  /** A fault that can not be dealt ends the run at once. */
+  const orNotDealt = <A, E, R>(self: Effect.Effect<A, E, R>) =>
+    Effect.raceFirst(self, Effect.andThen(Fiber.join(dealing), Effect.never))
 
   // ---- the work
 
@@ -386,7 +393,7 @@ export const run = Effect.fnUntraced(function* (
     const reached = Effect.sync(() => ![...pending].some((fault) => first.includes(nodeOf(fault))))
     const pointed = [...pending].some((fault) => first.includes(nodeOf(fault)))
     // Who is to be hit has to be in the section: the others come when that is so.
-    yield* pointed ? waitUntil("the first has come to its point", reached, "45 seconds") : firstGrant
+    yield* orNotDealt(pointed ? waitUntil("the first has come to its point", reached, "60 seconds") : firstGrant)
     yield* Effect.forEach(
       workers.filter((name) => !first.includes(name)),
       begin,

@@ -124,14 +124,14 @@ export const drills: ReadonlyArray<Drill> = [
     "uc-03",
     "before claim",
     "stopped between its check and its claim: the claim is refused",
-    { faults: [stop("w1", point("claim.before"))] },
+    { staleHolder: true, faults: [stop("w1", point("claim.before"))] },
     ["posted", "lease taken over", "fenced out at resource", "told FENCED_OUT"]
   ),
   drill(
     "uc-03",
     "before post",
     "stopped between its check and its post: W2 posts what W1 paid, and W1's post is refused",
-    { faults: [stop("w1", point("post.before"))] },
+    { staleHolder: true, faults: [stop("w1", point("post.before"))] },
     ["posted", "lease taken over", "recovered a claimed payout", "fenced out at resource", "told FENCED_OUT"]
   ),
   drill(
@@ -314,7 +314,7 @@ export const variants: ReadonlyArray<Drill> = [
     {
       accounts: 2,
       payouts: 2,
-      staleHolder: false,
+      staleHolder: true,
       faults: [
         { kind: "clockError", node: "w1", offsetMillis: -3_600_000, wallDriftPpm: 0, monotonicDriftPpm: 0 },
         { kind: "clockError", node: "w2", offsetMillis: 3_600_000, wallDriftPpm: 0, monotonicDriftPpm: 0 },

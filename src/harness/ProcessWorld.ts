@@ -7,7 +7,7 @@
  * Bytes are lost, kept and delayed by `TcpFaults`; calls are named and noted by the tap behind it. A link is made when it is
  * first needed, and follows a service to its new port when that is restarted.
  */
-import { Effect, Redacted, References, Schedule, Scope } from "effect"
+import { Effect, Redacted, References, Schedule, Scope, Semaphore } from "effect"
 import { HttpClient, HttpClientRequest } from "effect/http"
 import type { FencingSwitches } from "../core/Fencing.ts"
 import * as Paydb from "../services/payment-resource/PgPaydb.ts"
@@ -17,7 +17,7 @@ import * as Pg from "../services/platform/Pg.ts"
 import { collect } from "./Evidence.ts"
 import * as HttpTap from "./HttpTap.ts"
 import type { LockBackend } from "./LockBackends.ts"
-import { HarnessError, isEvent, type LogRecord, type Processes, type ServiceProcess } from "./Processes.ts"
+import { HarnessError, isEvent, type LogRecord, type Processes, type ServiceProcess, waitUntil } from "./Processes.ts"
 import * as TcpFaults from "./TcpFaults.ts"
 import type { Cut, Proof, Span, StartOptions, World } from "./World.ts"
 
@@ -63,8 +63,8 @@ export interface ProcessWorld extends World {
   readonly url: (from: string, to: string) => Effect.Effect<string, HarnessError>
   /** Straight, without a link: for what is no part of the experiment. */
   readonly at: (name: string) => Effect.Effect<{ readonly url: string; readonly managementUrl: string }, HarnessError>
-  /** Forgets what was noted so far: another run begins. */
-  readonly begin: Effect.Effect<void>
+  /** Forgets what was noted so far: another run begins, with so many proxies. */
+  readonly begin: (proxies: number) => Effect.Effect<void>
   /** What runs, and with which fault points. */
   readonly running: () => ReadonlyMap<string, string>
   /** The states of the payouts of these accounts. */
@@ -129,6 +129,8 @@ export const make = Effect.fnUntraced(function* (
   const lives = new Map<string, Life>()
   const logs = new Map<string, Array<{ readonly log: ReadonlyArray<LogRecord>; readonly from: number }>>()
   const links = new Map<string, Link>()
+  const making = yield* Semaphore.make(1)
+  let proxies = 1
 
   // ---- links
 
@@ -164,12 +166,14 @@ export const make = Effect.fnUntraced(function* (
       return made
     },
     (effect, from, to) =>
-      effect.pipe(Effect.mapError(wrong(`link ${from} to ${to}`)), Effect.provideService(Scope.Scope, scope))
+      making
+        .withPermit(effect)
+        .pipe(Effect.mapError(wrong(`link ${from} to ${to}`)), Effect.provideService(Scope.Scope, scope))
   )
   const url = (from: string, to: string) => Effect.map(link(from, to), ({ tcp }) => `http://127.0.0.1:${tcp[0]?.port}`)
 
   /** Each client keeps to one proxy: the first worker to the first, everybody else to the last. */
-  const proxyOf = (name: string) => (name !== "w1" && lives.has("rail-proxy-2") ? "rail-proxy-2" : "rail-proxy")
+  const proxyOf = (name: string) => (name !== "w1" && proxies > 1 ? "rail-proxy-2" : "rail-proxy")
 
   const settingsOf = Effect.fnUntraced(function* (name: string) {
     const fencing = {
@@ -386,12 +390,14 @@ export const make = Effect.fnUntraced(function* (
     logOf,
     url,
     at: lifeOf,
-    begin: Effect.sync(() => {
-      calls.length = 0
-      spans.length = 0
-      logs.clear()
-      for (const [name, { service }] of lives) logs.set(name, [{ log: service.log, from: service.log.length }])
-    }),
+    begin: (count) =>
+      Effect.sync(() => {
+        proxies = count
+        calls.length = 0
+        spans.length = 0
+        logs.clear()
+        for (const [name, { service }] of lives) logs.set(name, [{ log: service.log, from: service.log.length }])
+      }),
     running: () => new Map([...lives].map(([name, { points }]) => [name, points])),
     states: (accounts) =>
       paydb<PayoutNow>`SELECT account_id AS "accountId", payout_id::text AS "payoutId", state FROM pay.payout
@@ -408,8 +414,10 @@ export const make = Effect.fnUntraced(function* (
         return `process ${service.pid} was in state T`
       }),
     awaitPoint: (name, point, timeoutMillis) =>
-      Effect.flatMap(lifeOf(name), ({ service }) =>
-        Effect.asVoid(service.awaitRecord(`reaches ${point}`, isPoint(point), timeoutMillis))
+      waitUntil(
+        `${name} comes to ${point}`,
+        Effect.sync(() => logOf(name).some(isPoint(point))),
+        timeoutMillis
       ),
     pausedAtPoint: (name, point) =>
       Effect.gen(function* () {
