@@ -77,7 +77,7 @@ export const operator = ({ keys, marks, say, world }: Stage): Act =>
     yield* waitUntil(
       "w1 is stopped",
       Effect.sync(() => world.spans.some(({ kind, lane }) => lane === "w1" && kind === "pause")),
-      "30 seconds"
+      "120 seconds"
     )
     const [wanted = ""] = keys
     const url = `${yield* world.url("operator", "lock-server")}/v1/locks/${encodeURIComponent(wanted)}`
@@ -148,7 +148,7 @@ export const watcher = ({ figures, marks, world }: Stage): Act =>
   Effect.gen(function* () {
     const { managementUrl } = yield* world.at("payment-resource")
     let least = Infinity
-    const until = (yield* Clock.currentTimeMillis) + 25_000
+    const until = (yield* Clock.currentTimeMillis) + 60_000
     while ((yield* Clock.currentTimeMillis) < until) {
       const age = Number(backlogAge.exec(yield* world.ask("GET", `${managementUrl}/actuator/prometheus`))?.[1] ?? NaN)
       if (age > 0) least = Math.min(least, age)

@@ -58,6 +58,8 @@ export interface DrillReport extends Observed {
   readonly settledAfterMillis: number
 }
 
+/** For what has to happen on a machine that may be busy. */
+const patience = 120_000
 const isWorker = (name: string) => /^w\d+$/.test(name)
 const servers = ["lock-server", "payment-resource", "rail", "rail-proxy"]
 /** Right before each of these a worker or reconciler has checked that it holds its lock. */
@@ -111,6 +113,9 @@ export const run = Effect.fnUntraced(function* (
       skewMillis: skewOf(name),
       settings: isWorker(name)
         ? {
+            ...(drill.leaseMillis !== undefined && spec.faults.some((fault) => nodeOf(fault) === name)
+              ? { LOCK_DEFAULT_TTL: `${drill.leaseMillis}`, LOCK_SESSION_TTL: `${drill.leaseMillis}` }
+              : {}),
             ...(spec.staleHolder && name === "w1" ? { PAYOUT_EXECUTOR_STALE_HOLDER: "true" } : {}),
             // Enough for everybody to get something.
             PAYOUT_EXECUTOR_CONCURRENCY: spec.workers > 2 ? "1" : "4"
@@ -211,6 +216,18 @@ export const run = Effect.fnUntraced(function* (
     (all) => all.length > 0 && all.every(({ state }) => state === "POSTED" || state === "FAILED")
   )
 
+  /** How fast it comes is not the experiment's business; if it never comes, what is promised is not seen. */
+  const successor = (grant: ReturnType<typeof grantOf>, withinMillis: number) =>
+    spec.workers < 2 || grant === undefined
+      ? Effect.void
+      : Effect.ignore(
+          waitUntil(
+            "a successor is done",
+            Effect.sync(() => succeeded(grant.key, grant.token)),
+            withinMillis
+          )
+        )
+
   /** How long a stop at a point lasts. */
   const lasts = (fault: Extract<Fault, { readonly kind: "pause" }>) =>
     Effect.gen(function* () {
@@ -222,15 +239,9 @@ export const run = Effect.fnUntraced(function* (
           Effect.sync(() => tapTime() > end + 50),
           "30 seconds"
         )
-        if (spec.workers < 2 || grant === undefined) return
-        return yield* Effect.ignore(
-          waitUntil(
-            "a successor is done",
-            Effect.sync(() => succeeded(grant.key, grant.token)),
-            2 * fault.millis
-          )
-        )
+        return yield* successor(grant, 5 * fault.millis)
       }
+      if (drill.actors.includes("operator")) return yield* successor(grantOf(fault.node), 30_000)
       // A stopped proxy is let go when there is nobody left whom it could still surprise.
       if (/^rail-proxy/.test(fault.node)) {
         return yield* Effect.ignore(waitUntil("everything is settled", settledOf, fault.millis))
@@ -245,13 +256,13 @@ export const run = Effect.fnUntraced(function* (
         ({ granted, label, owner }) => label === "lock.acquire" && granted !== null && isWorker(owner ?? "")
       )
     ),
-    "30 seconds"
+    patience
   )
   const until = (millis: number) => (millis <= 0 ? Effect.void : Effect.andThen(firstGrant, Effect.sleep(millis)))
 
   const atPoint = Effect.fnUntraced(function* (fault: Pointed, name: string) {
     const { node } = fault
-    yield* world.awaitPoint(node, name, 45_000)
+    yield* world.awaitPoint(node, name, patience)
     pending.delete(fault)
     if (fault.kind === "pause") {
       const from = tapTime()
@@ -337,7 +348,7 @@ export const run = Effect.fnUntraced(function* (
           yield* waitUntil(
             `${kind} of ${label}`,
             Effect.map(seen, (proof) => proof !== undefined),
-            "45 seconds"
+            patience
           )
           yield* tell(fault, yield* seen)
         })
@@ -346,7 +357,7 @@ export const run = Effect.fnUntraced(function* (
           yield* waitUntil(
             `${fault.node} has logged`,
             Effect.sync(() => world.logOf(fault.node).length > 0),
-            "45 seconds"
+            patience
           )
           const [first] = world.logOf(fault.node)
           const off = Date.parse(first?.timestamp ?? "") - tapTime()
@@ -393,7 +404,7 @@ export const run = Effect.fnUntraced(function* (
     const reached = Effect.sync(() => ![...pending].some((fault) => first.includes(nodeOf(fault))))
     const pointed = [...pending].some((fault) => first.includes(nodeOf(fault)))
     // Who is to be hit has to be in the section: the others come when that is so.
-    yield* orNotDealt(pointed ? waitUntil("the first has come to its point", reached, "60 seconds") : firstGrant)
+    yield* orNotDealt(pointed ? waitUntil("the first has come to its point", reached, patience) : firstGrant)
     yield* Effect.forEach(
       workers.filter((name) => !first.includes(name)),
       begin,

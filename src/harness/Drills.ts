@@ -38,9 +38,11 @@ export interface Drill {
   readonly paysLate: boolean
   /** Most from the end of the last fault until every payout is settled (LIVE-01). */
   readonly boundMillis: number
+  /** Of whom the faults befall; undefined: as everybody's. */
+  readonly leaseMillis: number | undefined
 }
 
-type Fields = Partial<Pick<Drill, "actors" | "replicated" | "control" | "paysLate" | "boundMillis">>
+type Fields = Partial<Pick<Drill, "leaseMillis" | "actors" | "replicated" | "control" | "paysLate" | "boundMillis">>
 
 const drill = (
   id: string,
@@ -59,7 +61,8 @@ const drill = (
   replicated: false,
   control: false,
   paysLate: false,
-  boundMillis: 30_000,
+  boundMillis: 60_000,
+  leaseMillis: undefined,
   ...fields
 })
 
@@ -167,7 +170,7 @@ export const drills: ReadonlyArray<Drill> = [
     "workers",
     "workers die at each step of a payout: their sessions free the locks, whoever comes finishes by state and record",
     {
-      workers: 8,
+      workers: 4,
       accounts: 8,
       payouts: 8,
       faults: [
@@ -179,7 +182,7 @@ export const drills: ReadonlyArray<Drill> = [
         "post.before",
         "post.after",
         "release.before"
-      ].map((name, i) => die(`w${i + 1}`, name))
+      ].map((name, i) => die(`w${(i % 4) + 1}`, name))
     },
     ["posted", "recovered a claimed payout", ...["1", "2", "3", "9", "11", "17"].map((n) => `crash point ${n}`)]
   ),
@@ -264,9 +267,9 @@ export const drills: ReadonlyArray<Drill> = [
     "uc-06",
     "",
     "an operator takes the lock from a stuck holder: its successor gets in at once, and what the holder still sends is refused",
-    { faults: [{ kind: "pause", node: "w1", when: point("submit.before"), millis: 4_000 }] },
-    ["posted", "lock revoked", "told FENCED_OUT", "taken over before its lease had ended"],
-    { actors: ["operator"] }
+    { staleHolder: true, faults: [{ kind: "pause", node: "w1", when: point("submit.before"), millis: 4_000 }] },
+    ["posted", "lock revoked", "fenced out at rail", "told FENCED_OUT", "taken over before its lease had ended"],
+    { actors: ["operator"], leaseMillis: 10_000 }
   ),
   drill(
     "uc-07",

@@ -8,10 +8,13 @@
  */
 
 export interface Operation {
-  /** `LockStore.renew` of a port or service; `EmbeddedEtcd.start()` of a module. */
+  /**
+   * `LockStore.renew()` of a port or service, `PgLockStore: LockStore.renew()` of what implements it, `EmbeddedEtcd.start()`
+   * of a module.
+   */
   readonly name: string
   readonly file: string
-  readonly kind: "port" | "function" | "value" | "layer"
+  readonly kind: "port" | "implementation" | "function" | "value" | "layer"
   readonly failures: ReadonlyArray<string>
 }
 

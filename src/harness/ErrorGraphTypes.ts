@@ -66,7 +66,7 @@ class Reader {
   }
 
   read(sources: ReadonlyArray<Source>, wire: ReadonlyArray<WireEntry>): ErrorGraph {
-    const operations = sources.flatMap((source) => this.operationsOf(source))
+    const operations = sources.flatMap((source) => [...this.operationsOf(source), ...this.implementationsOf(source)])
     const raised: Array<Raise> = []
     const handlers: Array<Handler> = []
     for (const source of sources) {
@@ -170,7 +170,7 @@ class Reader {
       const type = this.checker.getTypeOfSymbol(symbol)
       if (type === undefined) continue
       const service = this.checker.getPropertyOfType(type, "key") && this.propertyOf(type, "Service")
-      if (service === undefined) out.push(...this.operationOf(file, moduleName(file, exported.name), type, false))
+      if (service === undefined) out.push(...this.operationOf(file, moduleName(file, exported.name), type, undefined))
       else {
         for (const member of this.checker.getPropertiesOfType(service)) {
           out.push(...this.memberOf(file, exported.name, member, true))
@@ -185,12 +185,17 @@ class Reader {
 
   private memberOf(file: string, owner: string, member: Symbol, port: boolean): ReadonlyArray<Operation> {
     const type = this.checker.getTypeOfSymbol(member)
-    return type === undefined ? [] : this.operationOf(file, `${owner}.${member.name}`, type, port)
+    return type === undefined ? [] : this.operationOf(file, `${owner}.${member.name}`, type, port ? "port" : undefined)
   }
 
-  private operationOf(file: string, name: string, type: Type, port: boolean): ReadonlyArray<Operation> {
+  private operationOf(
+    file: string,
+    name: string,
+    type: Type,
+    port: "port" | "implementation" | undefined
+  ): ReadonlyArray<Operation> {
     const kindOf = (carrier: Type, call: boolean): Operation["kind"] =>
-      port ? "port" : carrier.getSymbol()?.name === "Layer" ? "layer" : call ? "function" : "value"
+      typeof port === "string" ? port : carrier.getSymbol()?.name === "Layer" ? "layer" : call ? "function" : "value"
     const own = this.channelOf(type)
     if (own !== undefined) return [{ name, file, kind: kindOf(type, false), failures: own }]
     const failures = new Set<string>()
@@ -203,6 +208,23 @@ class Reader {
       for (const failure of channel) failures.add(failure)
     }
     return kind === undefined ? [] : [{ name: `${name}()`, file, kind, failures: [...failures].toSorted() }]
+  }
+
+  /** What implements a port (`LockApi.of({ .. })`), as the compiler infers it: often less than the port allows. */
+  private implementationsOf({ file, source }: Source): ReadonlyArray<Operation> {
+    const found: Array<{ readonly name: string; readonly value: Node }> = []
+    const visit = (node: Node): void => {
+      for (const { name, value } of implemented(node)) {
+        found.push({ name: `${path.posix.basename(file, ".ts")}: ${name}`, value })
+      }
+      node.forEachChild(visit)
+    }
+    source.forEachChild(visit)
+    const types = this.typesAt(found.map(({ value }) => value))
+    return found.flatMap(({ name }, index) => {
+      const type = types[index]
+      return type === undefined ? [] : this.operationOf(file, name, type, "implementation")
+    })
   }
 
   /** `withLock(key)(use)`: what a function that answers a function answers in the end. */
@@ -381,6 +403,27 @@ const viaOf = (call: CallExpression): string => {
 
 const calleeOf = (node: Node): Node =>
   node.kind === SyntaxKind.CallExpression ? calleeOf((node as CallExpression).expression) : node
+
+/** The operations of `Port.of({ .. })` with the expressions behind them. */
+const implemented = (node: Node): ReadonlyArray<{ readonly name: string; readonly value: Node }> => {
+  if (node.kind !== SyntaxKind.CallExpression) return []
+  const { arguments: given, expression } = node as CallExpression
+  const access = accessOf(expression)
+  const [object] = given
+  if (access?.name.text !== "of" || object?.kind !== SyntaxKind.ObjectLiteralExpression) return []
+  const port = calleeName(access.expression)
+  const found: Array<{ readonly name: string; readonly value: Node }> = []
+  object.forEachChild((property) => {
+    // Both kinds have a name, and one has its value apart.
+    const { initializer, name } = property as unknown as {
+      readonly name?: Node & { readonly text?: string }
+      initializer?: Node
+    }
+    const value = initializer ?? name
+    if (name?.text !== undefined && value !== undefined) found.push({ name: `${port}.${name.text}`, value })
+  })
+  return found
+}
 
 const naming: ReadonlySet<SyntaxKind> = new Set([
   SyntaxKind.FunctionDeclaration,

@@ -25,7 +25,7 @@ import type { Cut, Proof, Span, StartOptions, World } from "./World.ts"
 export const lab = {
   ttlMillis: 3_000,
   marginMillis: 500,
-  pollMillis: 150,
+  pollMillis: 300,
   readTimeoutMillis: 4_000,
   railTimeoutMillis: 5_000,
   reconcileMillis: 500,
@@ -71,7 +71,7 @@ export interface ProcessWorld extends World {
   readonly states: (accounts: ReadonlySet<string>) => Effect.Effect<ReadonlyArray<PayoutNow>, HarnessError>
   /** paydb as the superuser. */
   readonly paydb: Redacted.Redacted
-  /** One request that must be answered below 300. */
+  /** One request that must be answered below 300; repeated while the service is away. */
   readonly ask: (
     method: "GET" | "POST" | "PUT",
     url: string,
@@ -379,7 +379,13 @@ export const make = Effect.fnUntraced(function* (
             : Effect.fail(new HarnessError({ step: `${method} ${address}`, message: `${response.status}: ${said}` }))
         )
       ),
-      Effect.mapError(wrong(`${method} ${address}`))
+      Effect.mapError(wrong(`${method} ${address}`)),
+      // Each of these may be repeated: what is ordered has a key or an id of its own.
+      Effect.retry({
+        times: 8,
+        schedule: Schedule.spaced("500 millis"),
+        while: ({ message }) => !/^4\d\d:/.test(message)
+      })
     )
 
   return {

@@ -136,6 +136,8 @@ export const run = Effect.fnUntraced(
     const processes = yield* makeProcesses
     const payServer = yield* EmbeddedPostgres.start({
       storage: { kind: "temporary" },
+      // Nobody kills it.
+      fast: true,
       settings: { max_connections: "200" }
     }).pipe(Effect.mapError(wrong("start PostgreSQL")))
     const results: Array<Result> = []
