@@ -7,7 +7,7 @@ import { Deferred, Effect, Exit, Scope } from "effect"
 import * as EtcdCluster from "../../src/harness/EtcdCluster.ts"
 import * as EmbeddedEtcd from "../../src/services/platform/EmbeddedEtcd.ts"
 import { freshStore, lawWorld } from "../support/etcd.ts"
-import { laws, runLaw } from "./LockStoreLaws.ts"
+import { laws, runLiveLaw } from "./LockStoreLaws.ts"
 
 const AT_ONCE = 4
 
@@ -31,7 +31,7 @@ beforeAll(() => {
     yield* Effect.forEach(
       verdicts,
       ([law, verdict]) =>
-        runLaw(law, lawWorld(endpoints[0] ?? "")).pipe(
+        runLiveLaw(law, lawWorld(endpoints[0] ?? "")).pipe(
           Effect.provide(freshStore({ endpoints, timeoutMillis: 20_000 }), { local: true }),
           Effect.exit,
           Effect.flatMap((exit) => Deferred.done(verdict, exit))
