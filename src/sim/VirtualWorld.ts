@@ -97,6 +97,9 @@ export class VirtualWorld {
   private leaked: string | undefined
   private stopping = false
   private inRun = false
+  /** Of the run that is going on: its last slice and its end. */
+  private stepsLast = 0
+  private untilMicros = 0
   private readonly changePoints: ReadonlySet<number>
 
   constructor(options: WorldOptions) {
@@ -167,6 +170,8 @@ export class VirtualWorld {
     if (this.inRun) throw new Error("a world cannot be run from inside itself")
     this.inRun = true
     const last = this.steps + stepsMax
+    this.stepsLast = last
+    this.untilMicros = untilMicros
     try {
       for (;;) {
         if (this.leaked !== undefined) throw new LeakError(this.leaked)
@@ -197,6 +202,23 @@ export class VirtualWorld {
     } finally {
       this.inRun = false
     }
+  }
+
+  /**
+   * Lets a node that is in its slice go on at `until`, if nothing else can happen before: no event, and, where time passes,
+   * no other node. (At one and the same time the order of two nodes makes no difference to them: messages take time.)
+   */
+  passTo(node: Node, until: number): boolean {
+    if (this.steps >= this.stepsLast || until > this.untilMicros || this.stopping) return false
+    const event = this.events.peek()
+    if (event !== undefined && event.at <= until) return false
+    if (until > this.now) {
+      for (const other of this.working) if (other !== node && other.pending > 0) return false
+    }
+    if (this.changePoints.has(this.steps)) return false
+    this.steps++
+    this.now = until
+    return true
   }
 
   private happen(event: WorldEvent): void {
