@@ -387,7 +387,9 @@ export const run = Effect.fnUntraced(function* (
   // ---- the work
 
   const workers = Array.from({ length: spec.workers }, (_, i) => `w${i + 1}`)
-  const named = workers.filter((name) => spec.faults.some((fault) => nodeOf(fault) === name))
+  // The first of two proxies is the first worker's alone.
+  const hit = (fault: Fault) => (nodeOf(fault) === "rail-proxy" && spec.proxies > 1 ? "w1" : nodeOf(fault))
+  const named = workers.filter((name) => spec.faults.some((fault) => hit(fault) === name))
   const first = named.length > 0 && named.length < workers.length ? named : workers
   const inside = yield* Deferred.make<void>()
   const acting = yield* Effect.forEach(drill.actors, (actor) =>
@@ -401,8 +403,8 @@ export const run = Effect.fnUntraced(function* (
   if (drill.actors.includes("visitors")) yield* Effect.timeoutOption(Deferred.await(inside), "20 seconds")
   yield* Effect.forEach(first, begin, { concurrency: "unbounded", discard: true })
   if (first.length < workers.length) {
-    const reached = Effect.sync(() => ![...pending].some((fault) => first.includes(nodeOf(fault))))
-    const pointed = [...pending].some((fault) => first.includes(nodeOf(fault)))
+    const reached = Effect.sync(() => ![...pending].some((fault) => first.includes(hit(fault))))
+    const pointed = [...pending].some((fault) => first.includes(hit(fault)))
     // Who is to be hit has to be in the section: the others come when that is so.
     yield* orNotDealt(pointed ? waitUntil("the first has come to its point", reached, patience) : firstGrant)
     yield* Effect.forEach(

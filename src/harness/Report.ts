@@ -1,55 +1,13 @@
-/**
- * The timeline of a run as one HTML file that opens from disk: lanes per participant, time to the right, leases coloured by
- * token, stops hatched, what a fence refused ringed in red. Two runs in one file are the same plan with and without fences.
- *
- * Long stretches in which nothing happens are cut out of the axis: a stop of seconds and a race of microseconds are to be
- * seen in one picture.
- */
+/** A simulated run as a timeline page (`TimelinePage.ts`). */
 import type { Ran } from "../sim/Run.ts"
 import { toLine } from "../sim/RunSpec.ts"
 import { phrases, tell } from "../sim/Story.ts"
-
-interface Mark {
-  readonly at: number
-  readonly lane: string
-  readonly kind: string
-  readonly token: string | null
-  readonly text: string
-}
-interface Bar {
-  readonly from: number
-  readonly to: number
-  readonly lane: string
-  readonly kind: "lease" | "pause" | "down"
-  readonly token: string | null
-  readonly text: string
-}
-interface Arrow {
-  readonly at: number
-  readonly to: number
-  readonly fromLane: string
-  readonly toLane: string
-  readonly text: string
-  readonly fate: "ok" | "lost"
-}
-interface Page {
-  readonly title: string
-  readonly line: string
-  readonly hash: string
-  readonly faults: ReadonlyArray<string>
-  readonly verdicts: ReadonlyArray<string>
-  readonly end: string
-  readonly lanes: ReadonlyArray<string>
-  readonly marks: ReadonlyArray<Mark>
-  readonly bars: ReadonlyArray<Bar>
-  readonly arrows: ReadonlyArray<Arrow>
-  readonly story: ReadonlyArray<string>
-}
+import { type Arrow, type Bar, type TimelineRun, timelinePage } from "./TimelinePage.ts"
 
 /** What a reader follows; the chatter of polls and heartbeats is left out. */
 const shown = /^(lock\.(acquire|release)|pay\.(claim|post|fail|ambiguous|resolve)|rail\.(submit|pay|ask|lookup))$/
 
-const pageOf = (ran: Ran): Page => {
+const pageOf = (ran: Ran): TimelineRun => {
   const { cluster, outcome } = ran
   const { recorder, world } = cluster
   const events = (world.trace.events ?? []).filter(({ at }) => at <= recorder.endedAt)
@@ -76,7 +34,15 @@ const pageOf = (ran: Ran): Page => {
   for (const { at, node, subject, value, what } of events) {
     if (what === "pause") {
       const to = Math.min(at + value, end)
-      bars.push({ from: at, to, lane: node, kind: "pause", token: null, text: `stopped for ${value / 1e6} s` })
+      bars.push({
+        from: at,
+        to,
+        lane: node,
+        kind: "pause",
+        token: null,
+        text: `stopped for ${value / 1e6} s`,
+        label: `stopped ${(value / 1e6).toFixed(1)} s`
+      })
     }
     if (what === "kill") downSince.set(node, at)
     if (what === "start" && downSince.has(node)) {
@@ -96,7 +62,8 @@ const pageOf = (ran: Ran): Page => {
       to: at,
       fromLane: message.from,
       toLane: message.to,
-      text: message.label,
+      text: `${message.label} to ${message.to}${what === "lost" ? ", lost" : ""}`,
+      token: null,
       fate: what === "lost" ? "lost" : "ok"
     })
   }
@@ -108,7 +75,8 @@ const pageOf = (ran: Ran): Page => {
       lane: node,
       kind,
       token: token === null ? null : String(token),
-      text
+      text,
+      ...(kind === "refused" || kind === "pay" || kind === "wrong" ? { label: text } : {})
     }))
   const used = new Set([
     ...marks.map(({ lane }) => lane),
@@ -119,8 +87,12 @@ const pageOf = (ran: Ran): Page => {
   const { paymentFencing, railFencing } = outcome.spec
   return {
     title: `fences: resource ${paymentFencing ? "on" : "OFF"}, rail ${railFencing ? "on" : "OFF"}`,
-    line: toLine(outcome.spec),
-    hash: outcome.hash,
+    facts: [
+      ["scenario", outcome.spec.scenario],
+      ["seed", String(outcome.spec.seed)],
+      ["trace hash", outcome.hash]
+    ],
+    replay: [`node dist/main.js sim replay '${toLine(outcome.spec).replaceAll("'", `'\\''`)}'`],
     faults: phrases(outcome.spec.faults),
     verdicts: outcome.verdicts.map(({ check, detail, subject }) => `${check} ${subject}: ${detail}`),
     end: outcome.end,
@@ -128,9 +100,19 @@ const pageOf = (ran: Ran): Page => {
     marks,
     bars,
     arrows,
-    story: tell(ran)
+    fences: marks.flatMap(({ at, kind, lane, token }) =>
+      kind === "fence" && token !== null ? [{ at, lane, token }] : []
+    ),
+    brokenAt: recorder.findings[0]?.at ?? secondPay(marks),
+    story: tell(ran),
+    scale: 250,
+    gap: 60_000
   }
 }
+
+/** Paid twice. */
+const secondPay = (marks: ReadonlyArray<{ readonly at: number; readonly text: string }>): number | null =>
+  marks.find(({ text }) => text.startsWith("is asked to pay the same payout"))?.at ?? null
 
 /** Workers above, then the way of the money. */
 const order = [
@@ -150,45 +132,10 @@ const rankOf = (lane: string): number => {
   return at < 0 ? order.length : at
 }
 
-const script = `
-const R = JSON.parse(document.getElementById("runs").textContent), S = "http://www.w3.org/2000/svg";
-const el = (name, attributes, text) => { const e = document.createElementNS(S, name); for (const k in attributes) e.setAttribute(k, attributes[k]); if (text) e.textContent = text; return e };
-const tip = (e, text) => { e.append(el("title", {}, text)); return e };
-const hue = (token) => token === null ? "#666" : "hsl(" + (Number(token) * 137 % 360) + " 65% 45%)";
-function show(i) {
-  const r = R[i], svg = document.getElementById("picture"); svg.replaceChildren();
-  const times = [...new Set([0, ...r.marks.map(m => m.at), ...r.bars.flatMap(b => [b.from, b.to]), ...r.arrows.flatMap(a => [a.at, a.to])])].sort((a, b) => a - b);
-  const xs = new Map(); let x = 150, last = 0; const cuts = [];
-  for (const t of times) { const gap = t - last; if (gap > 60000) { cuts.push([x + 20, gap]); x += 46 } else x += Math.max(gap > 0 ? 7 : 0, gap / 250); xs.set(t, x); last = t }
-  const width = x + 80, row = 62, y = (lane) => 40 + r.lanes.indexOf(lane) * row, height = 60 + r.lanes.length * row;
-  svg.setAttribute("viewBox", "0 0 " + width + " " + height); svg.setAttribute("width", width); svg.setAttribute("height", height);
-  const defs = el("defs", {}); const p = el("pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
-  p.append(el("rect", { width: 3, height: 7, fill: "#d33" })); defs.append(p); svg.append(defs);
-  for (const [at, gap] of cuts) { svg.append(el("line", { x1: at, x2: at, y1: 14, y2: height, stroke: "#bbb", "stroke-dasharray": "2 4" })); svg.append(el("text", { x: at, y: 11, "text-anchor": "middle", class: "small" }, "+" + (gap / 1e6).toFixed(2) + " s")) }
-  for (const lane of r.lanes) { svg.append(el("line", { x1: 140, x2: width, y1: y(lane), y2: y(lane), stroke: "#ccc" })); svg.append(el("text", { x: 6, y: y(lane) + 4, class: "lane" }, lane)) }
-  for (const b of r.bars) { const top = b.kind === "lease" ? y(b.lane) + 10 : y(b.lane) - 9;
-    svg.append(tip(el("rect", { x: xs.get(b.from), y: top, width: Math.max(2, xs.get(b.to) - xs.get(b.from)), height: b.kind === "lease" ? 6 : 18, rx: 2, fill: b.kind === "lease" ? hue(b.token) : b.kind === "pause" ? "url(#hatch)" : "#333", opacity: b.kind === "lease" ? .9 : .45 }), b.text)) }
-  for (const a of r.arrows) svg.append(tip(el("line", { x1: xs.get(a.at), y1: y(a.fromLane), x2: xs.get(a.to), y2: y(a.toLane), stroke: a.fate === "lost" ? "#d33" : "#7a8", "stroke-width": 1.4, "stroke-dasharray": a.fate === "lost" ? "3 3" : "" }), a.text + (a.fate === "lost" ? " (lost)" : "")));
-  for (const m of r.marks) { if (!r.lanes.includes(m.lane)) continue; const bad = m.kind === "refused" || m.kind === "wrong" || m.kind === "told";
-    svg.append(tip(el("circle", { cx: xs.get(m.at), cy: y(m.lane), r: 5.5, fill: bad ? "#fff" : hue(m.token), stroke: bad ? "#d33" : "#fff", "stroke-width": bad ? 2.5 : 1 }), (m.at / 1e6).toFixed(4) + " s: " + m.text));
-    if (m.kind === "refused" || m.kind === "pay") svg.append(el("text", { x: xs.get(m.at) + 8, y: y(m.lane) - 10, class: "small " + (bad ? "bad" : "") }, m.text)) }
-  document.getElementById("facts").textContent = [r.title, "", ...r.faults, "", "in the end: " + r.end, ...(r.verdicts.length ? r.verdicts.map(v => "VIOLATION " + v) : ["no violation"]), "", "trace hash " + r.hash, "sim replay '" + r.line + "'"].join("\\n");
-  document.getElementById("story").textContent = r.story.join("\\n");
-}
-const bar = document.getElementById("which");
-R.forEach((r, i) => { const label = document.createElement("label"), input = document.createElement("input"); input.type = "radio"; input.name = "run"; input.checked = i === 0; input.onchange = () => show(i); label.append(input, " " + r.title); bar.append(label) });
-show(0);
-`
-
-const style = `body{font:14px system-ui,sans-serif;margin:16px;color:#222;background:#fff}h1{font-size:18px}pre{background:#f6f6f4;padding:10px;overflow:auto}
-label{margin-right:18px;font-weight:600}.lane{font:12px ui-monospace,monospace}.small{font:10px system-ui,sans-serif;fill:#555}.bad{fill:#d33;font-weight:600}#scroll{overflow-x:auto;border:1px solid #ddd}`
-
 /** One self-contained page; the first run is shown first. */
-export const timeline = (runs: ReadonlyArray<Ran>): string => {
-  const data = JSON.stringify(runs.map(pageOf)).replaceAll("<", "\\u003c")
-  return `<!doctype html><html lang="en"><meta charset="utf-8"><title>dlock: a simulated run</title><style>${style}</style>
-<h1>One simulated run, microsecond by microsecond</h1><p id="which"></p><div id="scroll"><svg id="picture"></svg></div>
-<p>Bars under a lane are leases, coloured by token; hatched: stopped; black: dead; red ring: refused or told no. Hover for words.</p>
-<pre id="facts"></pre><pre id="story"></pre><script type="application/json" id="runs">${data}</script><script>${script}</script></html>
-`
-}
+export const timeline = (runs: ReadonlyArray<Ran>): string =>
+  timelinePage(
+    "One simulated run, microsecond by microsecond",
+    "The production programs in virtual time. The same line of JSON gives the same run on any machine.",
+    runs.map(pageOf)
+  )

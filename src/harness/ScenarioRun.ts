@@ -149,7 +149,8 @@ export const run = Effect.fnUntraced(
       })
     const lanes = lanesOf(drills)
     yield* Effect.forEach(lanes, (lane, index) => runLane(lane, index, { processes, payServer, options, say, done }), {
-      concurrency: "unbounded",
+      // More would only wait for each other on two cores.
+      concurrency: 2,
       discard: true
     })
     const seconds = (tapTime() - startedAt) / 1_000
