@@ -21,29 +21,52 @@ const callSeconds = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 /** 100 ms to 1 h: how long something lasted. 600 is the lead time objective. */
 const spanSeconds = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600]
 
-const counter = (name: string, description: string): Counter => Metric.counter(name, { description, incremental: true })
-const gauge = (name: string, description: string): Gauge => Metric.gauge(name, { description })
-const histogram = (name: string, description: string, boundaries: ReadonlyArray<number> = callSeconds): Histogram =>
-  Metric.histogram(name, { description, boundaries })
+type Tags = Readonly<Record<string, string>>
 
-const by = <const Values extends ReadonlyArray<string>, Input, State>(
-  metric: Metric.Metric<Input, State>,
+/**
+ * A metric by its tags. Each series is a metric of its own, for one that `Metric.withAttributes` shares among several makes
+ * its key anew, from all names and values, whenever another of them was updated before.
+ */
+type Tagged<M> = (tags: Tags) => M
+
+const counters =
+  (name: string, description: string): Tagged<Counter> =>
+  (attributes) =>
+    Metric.counter(name, { description, incremental: true, attributes })
+const gauges =
+  (name: string, description: string): Tagged<Gauge> =>
+  (attributes) =>
+    Metric.gauge(name, { description, attributes })
+const histograms =
+  (name: string, description: string, boundaries: ReadonlyArray<number> = callSeconds): Tagged<Histogram> =>
+  (attributes) =>
+    Metric.histogram(name, { description, boundaries, attributes })
+
+const counter = (name: string, description: string): Counter => counters(name, description)({})
+const gauge = (name: string, description: string): Gauge => gauges(name, description)({})
+const histogram = (name: string, description: string, boundaries?: ReadonlyArray<number>): Histogram =>
+  histograms(name, description, boundaries)({})
+
+const by = <const Values extends ReadonlyArray<string>, M>(
+  metric: Tagged<M>,
   tag: string,
-  values: Values
-): Family<Values[number], Metric.Metric<Input, State>> =>
+  values: Values,
+  tags: Tags = {}
+): Family<Values[number], M> =>
   Object.fromEntries(
-    values.map((value) => [value, Metric.withAttributes(metric, { [tag]: value })])
+    values.map((value) => [value, metric({ ...tags, [tag]: value })])
     // Object.fromEntries forgets the keys it was given.
-  ) as Family<Values[number], Metric.Metric<Input, State>>
+  ) as Family<Values[number], M>
 
-const byTwo = <const A extends ReadonlyArray<string>, const B extends ReadonlyArray<string>, Input, State>(
-  metric: Metric.Metric<Input, State>,
+const byTwo = <const A extends ReadonlyArray<string>, const B extends ReadonlyArray<string>, M>(
+  metric: Tagged<M>,
   [tagA, valuesA]: readonly [string, A],
   [tagB, valuesB]: readonly [string, B]
-): Family<A[number], Family<B[number], Metric.Metric<Input, State>>> =>
-  Object.fromEntries(
-    valuesA.map((value) => [value, by(Metric.withAttributes(metric, { [tagA]: value }), tagB, valuesB)])
-  ) as Family<A[number], Family<B[number], Metric.Metric<Input, State>>>
+): Family<A[number], Family<B[number], M>> =>
+  Object.fromEntries(valuesA.map((value) => [value, by(metric, tagB, valuesB, { [tagA]: value })])) as Family<
+    A[number],
+    Family<B[number], M>
+  >
 
 // -----------------------------------------------------------------------------
 // lock-server
@@ -54,30 +77,30 @@ const callOutcomes = ["granted", "contended", "error"] as const
 export const lock = {
   /** From the typed outcome, never from the HTTP status: a contended acquire is no error. */
   acquire: by(
-    histogram("lock_acquire_seconds", "Time to answer an acquire, waiting included"),
+    histograms("lock_acquire_seconds", "Time to answer an acquire, waiting included"),
     "outcome",
     callOutcomes
   ),
   /** Acquires that were willing to wait (`waitMillis` above 0). */
   wait: by(
-    histogram("lock_wait_seconds", "Time an acquire waited for the holder before it", spanSeconds),
+    histograms("lock_wait_seconds", "Time an acquire waited for the holder before it", spanSeconds),
     "outcome",
     callOutcomes
   ),
-  hold: by(histogram("lock_hold_seconds", "From grant to its end", spanSeconds), "end", [
+  hold: by(histograms("lock_hold_seconds", "From grant to its end", spanSeconds), "end", [
     "released",
     "expired",
     "revoked",
     "session_closed"
   ]),
-  renew: by(counter("lock_renew_total", "Renewals asked for"), "outcome", ["renewed", "lost", "error"]),
-  release: by(counter("lock_release_total", "Releases asked for"), "outcome", ["released", "lost", "error"]),
+  renew: by(counters("lock_renew_total", "Renewals asked for"), "outcome", ["renewed", "lost", "error"]),
+  release: by(counters("lock_release_total", "Releases asked for"), "outcome", ["released", "lost", "error"]),
   sessionsLive: gauge("lock_sessions_live", "Sessions alive by the store's clock, at the last sweep"),
   grantsLive: gauge("lock_grants_live", "Grants live by the store's clock, at the last sweep"),
   sessionExpired: counter("lock_session_expired_total", "Sessions that ended without being closed"),
   revoked: counter("lock_revoked_total", "Grants revoked by an operator; each is worth a look"),
   backendCall: byTwo(
-    histogram("lock_backend_call_seconds", "Time of one call to the lock backend"),
+    histograms("lock_backend_call_seconds", "Time of one call to the lock backend"),
     [
       "op",
       [
@@ -112,12 +135,12 @@ export const lock = {
 // -----------------------------------------------------------------------------
 
 export const lockClient = {
-  heartbeat: by(histogram("lock_client_heartbeat_seconds", "Time of one session heartbeat"), "outcome", [
+  heartbeat: by(histograms("lock_client_heartbeat_seconds", "Time of one session heartbeat"), "outcome", [
     "ok",
     "lost",
     "error"
   ]),
-  lost: by(counter("lock_client_lost_total", "Locks lost while the holder was at work"), "reason", [
+  lost: by(counters("lock_client_lost_total", "Locks lost while the holder was at work"), "reason", [
     "deadline",
     "revoked",
     "session",
@@ -130,19 +153,13 @@ export const lockClient = {
 // -----------------------------------------------------------------------------
 
 const payoutStates = ["PENDING", "CLAIMED", "POSTED", "FAILED", "RAIL_AMBIGUOUS"] as const
-const fencedOutMetric = counter("lock_fenced_out_total", "Stale tokens refused by a fence; each is an incident")
-const fencingEnabledMetric = gauge("fencing_enabled", "1 while the fence point compares tokens, 0 when switched off")
+const fencedOutMetric = counters("lock_fenced_out_total", "Stale tokens refused by a fence; each is an incident")
+const fencingEnabledMetric = gauges("fencing_enabled", "1 while the fence point compares tokens, 0 when switched off")
 
 export const payment = {
-  fencedOut: by(Metric.withAttributes(fencedOutMetric, { point: "resource" }), "op", [
-    "claim",
-    "post",
-    "fail",
-    "ambiguous",
-    "resolve"
-  ]),
-  transition: by(counter("payout_transition_total", "Payouts that reached a state"), "to", payoutStates),
-  backlog: by(gauge("payout_backlog", "Payouts in a state that is not final"), "state", [
+  fencedOut: by(fencedOutMetric, "op", ["claim", "post", "fail", "ambiguous", "resolve"], { point: "resource" }),
+  transition: by(counters("payout_transition_total", "Payouts that reached a state"), "to", payoutStates),
+  backlog: by(gauges("payout_backlog", "Payouts in a state that is not final"), "state", [
     "PENDING",
     "CLAIMED",
     "RAIL_AMBIGUOUS"
@@ -154,13 +171,13 @@ export const payment = {
   ambiguousAge: gauge("payout_ambiguous_age_seconds", "Age of the oldest ambiguous payout"),
   leadTime: histogram("payout_lead_time_seconds", "From order to POSTED or FAILED", spanSeconds),
   invariantViolations: by(
-    gauge("ledger_invariant_violations", "Rows that violate an invariant, at the last check"),
+    gauges("ledger_invariant_violations", "Rows that violate an invariant, at the last check"),
     "invariant",
     ["INV-02", "INV-03", "INV-05", "INV-06", "INV-08", "ONE-POSTING", "ONE-TOKEN-ONE-CLAIM"]
   ),
   verifyTimestamp: gauge("ledger_verify_timestamp_seconds", "When the invariants were last checked"),
   imbalance: gauge("ledger_imbalance", "Sum of all ledger entries, absolute, over the currencies; must be 0"),
-  fencingEnabled: Metric.withAttributes(fencingEnabledMetric, { point: "resource" })
+  fencingEnabled: fencingEnabledMetric({ point: "resource" })
 } as const
 
 // -----------------------------------------------------------------------------
@@ -168,8 +185,8 @@ export const payment = {
 // -----------------------------------------------------------------------------
 
 export const rail = {
-  fencedOut: by(Metric.withAttributes(fencedOutMetric, { point: "rail" }), "op", ["submit", "void", "evidence"]),
-  submit: by(histogram("rail_submit_seconds", "Time of one submission to the rail", spanSeconds), "outcome", [
+  fencedOut: by(fencedOutMetric, "op", ["submit", "void", "evidence"], { point: "rail" }),
+  submit: by(histograms("rail_submit_seconds", "Time of one submission to the rail", spanSeconds), "outcome", [
     "acked",
     "declined",
     "timeout"
@@ -178,7 +195,7 @@ export const rail = {
     "rail_duplicate_attempted_total",
     "Submissions of a payout that has one already, under another accepted token; must be 0"
   ),
-  fencingEnabled: Metric.withAttributes(fencingEnabledMetric, { point: "rail" })
+  fencingEnabled: fencingEnabledMetric({ point: "rail" })
 } as const
 
 /** What the rail's own book says, found by proxy and reconciler. Each one pages. */
@@ -201,7 +218,7 @@ export const reconciler = {
 const statusClasses = ["2xx", "3xx", "4xx", "5xx"] as const
 export type StatusClass = (typeof statusClasses)[number]
 
-const httpRequest = histogram("http_server_request_seconds", "Time from request to response by route template")
+const httpRequest = histograms("http_server_request_seconds", "Time from request to response by route template")
 const httpSeries = new Map<string, Histogram>()
 
 /** `route` is the template (`/v1/locks/:key/acquire`) or `unmatched`: a closed set, given by the surfaces. */
@@ -209,7 +226,7 @@ export const httpServerRequest = (method: string, route: string, status: StatusC
   const name = `${method} ${route} ${status}`
   let metric = httpSeries.get(name)
   if (metric === undefined) {
-    metric = Metric.withAttributes(httpRequest, { method, route, status })
+    metric = httpRequest({ method, route, status })
     httpSeries.set(name, metric)
   }
   return metric
@@ -248,7 +265,7 @@ export const register = (...groups: ReadonlyArray<Group>): Effect.Effect<void> =
       if (done.has(group)) continue
       done.add(group)
       for (const metric of series(group)) {
-        if (metric.id !== fencingEnabledMetric.id) metric.valueUnsafe(fiber.context)
+        if (metric.id !== payment.fencingEnabled.id) metric.valueUnsafe(fiber.context)
       }
     }
     return Effect.void
