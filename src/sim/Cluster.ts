@@ -58,6 +58,8 @@ export interface Cluster {
   readonly paydb: SimPaydb.SimPaydbState
   /** Executors and reconciler: what has to come to an end when it is told to. */
   readonly workers: ReadonlyArray<Node>
+  /** The last of the workers. */
+  readonly reconciler: Node
   readonly servers: ReadonlyArray<Node>
   readonly railNode: Node
   readonly history: (settled: boolean) => History
@@ -288,21 +290,20 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
     if (stale) recorder.stale.add(node.name)
     workers.push(node)
   }
-  workers.push(
-    world.node("reconciler", {
-      program: (process) =>
-        Effect.scoped(
-          Effect.gen(function* () {
-            const reconciler = yield* built(
-              Reconciler.Reconciler,
-              Reconciler.layer({ actor: OwnerId.make("reconciler"), settings: settings.reconcile }),
-              yield* clients(process)
-            )
-            return yield* reconciler.run
-          })
-        )
-    })
-  )
+  const reconciler = world.node("reconciler", {
+    program: (process) =>
+      Effect.scoped(
+        Effect.gen(function* () {
+          const { run } = yield* built(
+            Reconciler.Reconciler,
+            Reconciler.layer({ actor: OwnerId.make("reconciler"), settings: settings.reconcile }),
+            yield* clients(process)
+          )
+          return yield* run
+        })
+      )
+  })
+  workers.push(reconciler)
 
   const servers = [...lockNodes, paymentNode, ...proxyNodes]
 
@@ -315,6 +316,7 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
     wire,
     paydb,
     workers,
+    reconciler,
     servers,
     railNode,
     history: (settled) => historyOf(recorder, paydb, durable(railNode, stub.payments).payments, settled)

@@ -45,10 +45,16 @@ export const mix = (seed: number, a: number, b = 0, c = 0): number => {
 
 /** FNV-1a, so that a key depends on the name of a node, link or point and not on the order in which they were made. */
 export const hashText = (text: string): number => {
+  const known = hashes.get(text)
+  if (known !== undefined) return known
   let h = 0x811c9dc5
   for (let i = 0; i < text.length; i++) h = Math.imul(h ^ text.charCodeAt(i), 0x01000193)
+  hashes.set(text, h >>> 0)
   return h >>> 0
 }
+
+/** The names are a closed set: a few hundred, in every world the same. */
+const hashes = new Map<string, number>()
 
 /** Something with a stable name whose hash has been taken once. */
 export interface Named {

@@ -168,7 +168,7 @@ export class Recorder {
   fenced(
     point: "resource" | "rail",
     op: string,
-    write: { readonly payoutId: PayoutId; readonly token: bigint },
+    write: { readonly payoutId: PayoutId; readonly token: bigint; readonly actor: string },
     answer: Exit.Exit<unknown, unknown>,
     before: { readonly highest: bigint; readonly rows: number }
   ): void {
@@ -192,7 +192,8 @@ export class Recorder {
     }
     if (failure === "FencedOut") this.marks.hit(`fenced out at ${point}`)
     const said: unknown = Exit.isSuccess(answer) ? answer.value : undefined
-    if (isSecondSubmission(said)) {
+    // Who goes on after a loss may come between two tokens, of which the later had nothing to submit.
+    if (isSecondSubmission(said) && !this.stale.has(write.actor)) {
       this.find("DUPLICATE-ATTEMPTED", write.payoutId, `${op} under ${write.token} of what was submitted before`)
     }
     if (failure === undefined ? rowsChanged === 0 : failure !== "FencedOut" && rowsChanged === 0) return

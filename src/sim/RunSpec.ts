@@ -101,7 +101,7 @@ export const fromLine = (line: string): RunSpec => {
 
 /** The shortest leases that the service allows; the relations between the numbers are those of the defaults. */
 const short: Settings = {
-  lock: { defaultTtlMillis: 1_000, sessionTtlMillis: 2_000, backendTimeoutMillis: 250 },
+  lock: { defaultTtlMillis: 1_000, sessionTtlMillis: 3_000, backendTimeoutMillis: 250 },
   client: {
     safetyMarginMillis: 150,
     heartbeatIntervalMillis: null,
@@ -109,7 +109,7 @@ const short: Settings = {
     callTimeoutMillis: 300
   },
   rail: { readTimeoutMillis: 800, sendWindowMillis: 200 },
-  executor: { railTimeoutMillis: 2_000, pollIntervalMillis: 700, concurrency: 4 },
+  executor: { railTimeoutMillis: 2_000, pollIntervalMillis: 1_000, concurrency: 4 },
   reconcile: { intervalMillis: 2_000, slaMillis: 4 * 60 * 60 * 1_000 }
 }
 

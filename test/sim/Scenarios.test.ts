@@ -23,6 +23,10 @@ const corpus: ReadonlyArray<readonly [what: string, line: string]> = [
     '{"scenario":"uc-02","seed":8,"jitterMicros":2000,"lockServers":2,"accounts":2,"payouts":2}'
   ],
   [
+    "a holder that goes on after its loss was blamed for the second submission that it is there to try",
+    '{"scenario":"uc-03","seed":746435584,"policy":"pct","sliceMicrosMax":20,"jitterMicros":2000,"duplicatePerMille":60,"lockServers":2,"accounts":2,"railLatencyMillis":750,"staleHolder":true,"faults":[{"kind":"pause","node":"w1","when":{"at":"visible","nth":9},"millis":1750},{"kind":"pause","node":"w1","when":{"at":"visible","nth":39},"millis":3500},{"kind":"kill","node":"payment-resource","when":{"at":"visible","nth":25},"how":"machine","downMillis":1100},{"kind":"cut","from":"paydb","to":"rail-proxy","both":true,"how":"drop","atMillis":335,"millis":3500},{"kind":"cut","from":"w2","to":"payment-resource","both":false,"how":"stall","atMillis":397,"millis":1750}]}'
+  ],
+  [
     "a restarted worker was told to stop before it had begun",
     '{"scenario":"uc-03","seed":2147483640,"policy":"random","faults":[{"kind":"kill","node":"w2","when":{"at":"visible","nth":1},"how":"process","downMillis":200}]}'
   ]
