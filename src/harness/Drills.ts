@@ -61,7 +61,7 @@ const drill = (
   replicated: false,
   control: false,
   paysLate: false,
-  boundMillis: 60_000,
+  boundMillis: 120_000,
   leaseMillis: undefined,
   ...fields
 })

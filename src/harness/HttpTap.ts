@@ -34,6 +34,8 @@ export interface Call {
   readonly token: bigint | null
   readonly requestId: string | null
   readonly payoutId: string | null
+  /** What the rail knows the payout by. */
+  readonly reference: string | null
   readonly waitMillis: number
   /** From the answer. */
   granted: bigint | null
@@ -141,6 +143,7 @@ export const start = Effect.fnUntraced(function* (
       token: token(header("x-fencing-token") ?? asked["expectedToken"]),
       requestId: header("x-idempotency-key"),
       payoutId: /\/(?:payouts|submissions)\/([^/]+)/.exec(path)?.[1] ?? text(asked["payoutId"]),
+      reference: text(asked["clientReference"]) ?? /[?&]clientReference=([^&]*)/.exec(url)?.[1] ?? null,
       waitMillis: number(asked["waitMillis"]),
       granted: null,
       ttlMillis: 0,

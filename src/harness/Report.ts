@@ -104,7 +104,7 @@ const pageOf = (ran: Ran): TimelineRun => {
       kind === "fence" && token !== null ? [{ at, lane, token }] : []
     ),
     brokenAt: recorder.findings[0]?.at ?? secondPay(marks),
-    story: tell(ran),
+    story: tell(ran).filter((sentence) => sentence.trim() !== ""),
     scale: 250,
     gap: 60_000
   }
@@ -128,7 +128,11 @@ const order = [
   "rail"
 ]
 const rankOf = (lane: string): number => {
-  const at = order.findLastIndex((prefix) => lane.startsWith(prefix))
+  // The longest name that fits: "rail-proxy-2" is no rail.
+  const at = order.reduce(
+    (best, prefix, i) => (lane.startsWith(prefix) && prefix.length > (order[best]?.length ?? 0) ? i : best),
+    -1
+  )
   return at < 0 ? order.length : at
 }
 

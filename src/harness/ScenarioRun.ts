@@ -154,8 +154,12 @@ export const run = Effect.fnUntraced(
       discard: true
     })
     const seconds = (tapTime() - startedAt) / 1_000
-    const files = yield* writeReports(options.report, results, { switches: switchesOf(options), seconds })
     const document = documentOf(options, results, seconds)
+    const files = yield* writeReports(options.report, results, {
+      backend: options.backend,
+      document,
+      switches: switchesOf(options)
+    })
     if (options.json) yield* Console.log(JSON.stringify(document))
     else {
       for (const result of results.toSorted((a, b) => nameOf(a).localeCompare(nameOf(b))))

@@ -80,11 +80,11 @@ function axis(r) {
   const times = [...new Set([0, ...r.marks.map(m => m.at), ...r.bars.flatMap(b => [b.from, b.to]), ...r.arrows.flatMap(a => [a.at, a.to]), ...r.fences.map(f => f.at)])].sort((a, b) => a - b);
   const xs = new Map(); let x = 138, last = times[0] || 0; const cuts = [];
   for (const t of times) { const gap = t - last; if (gap > r.gap) { cuts.push([x + 24, gap]); x += 48 } else x += gap > 0 ? Math.max(starts.has(t) ? 26 : 5, gap / r.scale) : 0; xs.set(t, x); last = t }
-  return { xs, cuts, width: x + 190 };
+  return { xs, cuts, base: x + 60 };
 }
 function show(i) {
   run = i; chosen = -1; const r = R[i], svg = $("picture"); svg.replaceChildren();
-  const { cuts, width, xs } = axis(r); X = xs;
+  const { base, cuts, xs } = axis(r); X = xs;
   // Every text gets a row of its lane in which nothing else is.
   const rows = new Map(r.lanes.map(l => [l, []])), texts = [];
   const write = (lane, x, text, cls, up) => { const list = rows.get(lane); if (!list || !text) return; const w = text.length * 6.1 + 8; let n = 0; while ((list[n] || []).some(([a, b]) => x < b && x + w > a)) n++; (list[n] ||= []).push([x, x + w]); texts.push({ lane, n, x, text, cls }) };
@@ -93,7 +93,7 @@ function show(i) {
   for (const a of r.arrows) if (a.label) write(a.fromLane, xs.get(a.at) + 3, a.label, "small");
   const depth = new Map(); let y0 = 26; const Y = new Map();
   for (const lane of r.lanes) { const up = rows.get(lane).length * 13 + 14, bars = r.bars.filter(b => b.lane === lane && (b.kind === "lease" || b.kind === "belief" || b.kind === "hazard")); const tracks = []; for (const b of bars) { if (b.kind === "hazard") continue; let n = 0; while (tracks[n] !== undefined && tracks[n] > b.from) n++; tracks[n] = b.to; depth.set(b, n) } y0 += up; Y.set(lane, y0); y0 += 22 + Math.max(1, Math.min(tracks.length, 6)) * 9 }
-  const height = y0 + 6;
+  const height = y0 + 6, width = Math.max(base, ...texts.map(t => t.x + t.text.length * 6.1 + 12));
   svg.setAttribute("viewBox", "0 0 " + width + " " + height); svg.setAttribute("width", width); svg.setAttribute("height", height);
   const defs = el("defs", {}), p = el("pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
   p.append(el("rect", { width: 3, height: 7, class: "hatch" })); defs.append(p); svg.append(defs);
