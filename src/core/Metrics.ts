@@ -155,6 +155,10 @@ export const lockClient = {
 const payoutStates = ["PENDING", "CLAIMED", "POSTED", "FAILED", "RAIL_AMBIGUOUS"] as const
 const fencedOutMetric = counters("lock_fenced_out_total", "Stale tokens refused by a fence; each is an incident")
 const fencingEnabledMetric = gauges("fencing_enabled", "1 while the fence point compares tokens, 0 when switched off")
+const fencingDatabaseMetric = gauges(
+  "fencing_database_enabled",
+  "1 while the database's half of the kill switch is on; a fence is off only when both halves are"
+)
 
 export const payment = {
   fencedOut: by(fencedOutMetric, "op", ["claim", "post", "fail", "ambiguous", "resolve"], { point: "resource" }),
@@ -177,7 +181,8 @@ export const payment = {
   ),
   verifyTimestamp: gauge("ledger_verify_timestamp_seconds", "When the invariants were last checked"),
   imbalance: gauge("ledger_imbalance", "Sum of all ledger entries, absolute, over the currencies; must be 0"),
-  fencingEnabled: fencingEnabledMetric({ point: "resource" })
+  fencingEnabled: fencingEnabledMetric({ point: "resource" }),
+  fencingDatabase: fencingDatabaseMetric({ point: "resource" })
 } as const
 
 // -----------------------------------------------------------------------------
@@ -195,7 +200,8 @@ export const rail = {
     "rail_duplicate_attempted_total",
     "Submissions of a payout that has one already, under another accepted token; must be 0"
   ),
-  fencingEnabled: fencingEnabledMetric({ point: "rail" })
+  fencingEnabled: fencingEnabledMetric({ point: "rail" }),
+  fencingDatabase: fencingDatabaseMetric({ point: "rail" })
 } as const
 
 /** What the rail's own book says, found by proxy and reconciler. Each one pages. */
@@ -253,8 +259,8 @@ const series = (group: Group): ReadonlyArray<Metric.Metric<never, unknown>> =>
   Metric.isMetric(group) ? [group] : Object.values(group).flatMap(series)
 
 /**
- * Makes every series of the groups exist, with 0: reading a metric registers it. `fencingEnabled` is left to who knows
- * the switch, for a 0 there is an alarm.
+ * Makes every series of the groups exist, with 0: reading a metric registers it. The two of the fences are left to who knows
+ * the switches, for a 0 there is an alarm.
  */
 export const register = (...groups: ReadonlyArray<Group>): Effect.Effect<void> =>
   Effect.withFiber((fiber) => {
@@ -265,11 +271,13 @@ export const register = (...groups: ReadonlyArray<Group>): Effect.Effect<void> =
       if (done.has(group)) continue
       done.add(group)
       for (const metric of series(group)) {
-        if (metric.id !== payment.fencingEnabled.id) metric.valueUnsafe(fiber.context)
+        if (!switches.has(metric.id)) metric.valueUnsafe(fiber.context)
       }
     }
     return Effect.void
   })
+
+const switches: ReadonlySet<string> = new Set([payment.fencingEnabled.id, payment.fencingDatabase.id])
 
 /** A process registers once; thousands of simulated ones that share a registry do not each count all its series. */
 const registered = new WeakMap<object, Set<Group>>()

@@ -6,6 +6,7 @@
  */
 import { Effect, Layer, Schedule } from "effect"
 import type { SqlError } from "effect/sql"
+import * as Metrics from "../../core/Metrics.ts"
 import { PaymentStore } from "../../core/payment/PaymentStore.ts"
 import { PaymentHttpApi } from "../api/PaymentHttpApi.ts"
 import { database } from "../platform/Database.ts"
@@ -29,7 +30,7 @@ const readiness = Layer.effect(
   Effect.gen(function* () {
     const { fencing } = yield* ServiceConfig
     const { guards } = yield* PaymentStore
-    return [yield* PaydbReadiness.check(guards, fencing.payment)]
+    return [yield* PaydbReadiness.check(guards, fencing.payment, Metrics.payment.fencingDatabase)]
   })
 )
 

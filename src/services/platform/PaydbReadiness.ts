@@ -2,7 +2,7 @@
  * The readiness component `payDb`: paydb answers, its guards are in place, and the two keys of the kill switch agree.
  * A database that an experiment wrote to is never ready in production.
  */
-import { Effect, Schema } from "effect"
+import { Effect, Metric, Schedule, Schema, type Scope } from "effect"
 import type { BackendUnavailable } from "../../core/lock/LockErrors.ts"
 import type { ReadinessCheck } from "./Management.ts"
 import { ServiceConfig } from "./ServiceConfig.ts"
@@ -33,15 +33,21 @@ export class UnfencedRows extends Schema.TaggedError<UnfencedRows>()("UnfencedRo
   }
 }
 
-/** `guards` of `PaymentStore` or `SubmissionStore`; `fencingEnabled` is the setting of the fence point behind it. */
+type Guards = Effect.Effect<
+  { readonly missing: ReadonlyArray<string>; readonly switchOn: boolean; readonly unfencedRows: boolean },
+  BackendUnavailable
+>
+
+/**
+ * `guards` of `PaymentStore` or `SubmissionStore`; `fencingEnabled` is the setting of the fence point behind it; `shown` is
+ * the gauge of the database's half of its switch, kept up to date while the scope is open.
+ */
 export const check = (
-  guards: Effect.Effect<
-    { readonly missing: ReadonlyArray<string>; readonly switchOn: boolean; readonly unfencedRows: boolean },
-    BackendUnavailable
-  >,
-  fencingEnabled: boolean
-): Effect.Effect<ReadinessCheck, never, ServiceConfig> =>
-  Effect.map(ServiceConfig, ({ env }) => ({
+  guards: Guards,
+  fencingEnabled: boolean,
+  shown: Metric.Gauge<number>
+): Effect.Effect<ReadinessCheck, never, ServiceConfig | Scope.Scope> =>
+  Effect.map(Effect.andThen(watch(guards, shown), ServiceConfig), ({ env }) => ({
     name: "payDb",
     run: Effect.gen(function* () {
       const { missing, switchOn, unfencedRows } = yield* guards
@@ -53,3 +59,13 @@ export const check = (
       return { fencing: switchOn ? "on" : "OFF", unfencedRows }
     })
   }))
+
+/** Nobody may ask for readiness, and a switch that is turned must show all the same. While paydb is away the gauge stays. */
+const watch = (guards: Guards, shown: Metric.Gauge<number>): Effect.Effect<void, never, Scope.Scope> =>
+  guards.pipe(
+    Effect.flatMap(({ switchOn }) => Metric.update(shown, switchOn ? 1 : 0)),
+    Effect.ignore,
+    Effect.repeat(Schedule.spaced("10 seconds")),
+    Effect.forkScoped,
+    Effect.asVoid
+  )

@@ -69,7 +69,7 @@ const readiness = Layer.effect(
     const { guards } = yield* SubmissionStore
     const { ping } = yield* Rail
     return [
-      yield* PaydbReadiness.check(guards, fencing.rail),
+      yield* PaydbReadiness.check(guards, fencing.rail, Metrics.rail.fencingDatabase),
       // Shown only: recovery needs the record (R2) while the rail is down.
       { name: "rail", run: Effect.as(ping, {}), required: false }
     ]
