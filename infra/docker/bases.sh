@@ -52,6 +52,8 @@ if missing $base; then
     [ -e "$files/bin/$applet" ] || ln -s /bin/busybox "$files/bin/$applet"
   done
   ln -sf bash "$files/bin/sh"
+  # Scripts name it by this path.
+  [ -e "$files/usr/bin/env" ] || ln -s /bin/busybox "$files/usr/bin/env"
   mkdir -p "$files"/{tmp,root,home/node,etc/ssl/certs,var/run/postgresql,var/lib/postgresql/data,docker-entrypoint-initdb.d}
   chmod 1777 "$files/tmp"
   # The machine's own authorities, so that `npm ci` in a build trusts what the machine trusts.
