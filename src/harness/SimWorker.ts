@@ -3,7 +3,7 @@
  * A thread that simulates: takes the next job off a shared counter until there is none, or until a job before it has
  * failed. A mutant is applied to the sources while they are loaded, in this thread alone.
  */
-import "./LeanRuntime.ts"
+import { withoutStacks } from "./LeanRuntime.ts"
 import { registerHooks } from "node:module"
 import { parentPort, workerData } from "node:worker_threads"
 import type { Edit, JobResult, WorkerJob } from "./SimPool.ts"
@@ -40,6 +40,7 @@ if (mutant !== undefined) {
 }
 
 const { runJob } = await import("./SimJob.ts")
+withoutStacks()
 if (mutant !== undefined && applied.size !== mutant.length) throw new Error("a file of the mutant was not loaded")
 
 for (;;) {

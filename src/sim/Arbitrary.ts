@@ -294,8 +294,8 @@ export const specOf = (scenario: Scenario, fixed: Fixed = {}): fc.Arbitrary<RunS
     .record({
       seed: fc.noShrink(fc.integer({ min: 0, max: 0x7fffffff })),
       policy: fc.constantFrom("fifo" as const, "random" as const, "pct" as const, "fifo" as const, "random" as const),
-      // small ones find races within a process, and cost twice as much
-      quantum: fc.constantFrom(0, 30, 4, 1, 0, 30, 0, 0),
+      // small ones find races within a process, and cost two to four times as much
+      quantum: fc.constantFrom(0, 30, 4, 1, 0, 0, 0, 0, 0, 30, 4, 30, 0, 0, 30, 30),
       sliceMicrosMax: fc.constantFrom(0, 20, 500),
       jitterMicros: fc.constantFrom(0, 2_000, 30_000),
       lossPerMille: sometimes(scenario.moods, 0, 5, 20, 60),

@@ -191,7 +191,7 @@ export const scenarios: ReadonlyArray<Scenario> = [
     rail: 12,
     stale: 15,
     workers: [2, 2],
-    payouts: [1, 3],
+    payouts: [1, 2],
     lockServers: [1, 2],
     promises: [
       "posted",
