@@ -22,9 +22,18 @@ export interface Stage {
   readonly figures: Map<string, number>
 }
 
+/** A failure of ours in a few words; tokens are bigint, which JSON has no word for. */
+const words = (cause: object): string =>
+  JSON.stringify(cause, (_, value: unknown) => (typeof value === "bigint" ? String(value) : value))
+
 type Act = Effect.Effect<void, HarnessError, Scope.Scope | HttpClient.HttpClient>
 
-const client = Effect.fnUntraced(function* ({ world }: Stage, name: string, attempts: number) {
+const client = Effect.fnUntraced(function* (
+  { world }: Stage,
+  name: string,
+  attempts: number,
+  ttlMillis: number = lab.ttlMillis
+) {
   const url = yield* world.url(name, "lock-server")
   const api = yield* HttpLockApi.make({ url, callTimeoutMillis: 1_500 })
   return yield* LockClient.make({
@@ -35,8 +44,8 @@ const client = Effect.fnUntraced(function* ({ world }: Stage, name: string, atte
       callTimeoutMillis: 1_500,
       retry: { baseMillis: 50, capMillis: 200, attempts }
     },
-    sessionTtlMillis: lab.ttlMillis,
-    lockTtlMillis: lab.ttlMillis
+    sessionTtlMillis: ttlMillis,
+    lockTtlMillis: ttlMillis
   }).pipe(Effect.provideService(LockApi, api))
 })
 
@@ -69,7 +78,7 @@ export const visitors = (stage: Stage, inside: Effect.Effect<void>): Act =>
       return yield* new HarnessError({ step: "visitors", message: `V3 got ${after} after V1's ${before}` })
     }
     stage.marks.hit("a visitor was let in")
-  }).pipe(Effect.mapError((cause) => new HarnessError({ step: "visitors", message: JSON.stringify(cause) })))
+  }).pipe(Effect.mapError((cause) => new HarnessError({ step: "visitors", message: words(cause) })))
 
 /** Sees that W1 is stopped and holds the lock, and takes it away. */
 export const operator = ({ keys, marks, say, world }: Stage): Act =>
@@ -99,7 +108,8 @@ export const operator = ({ keys, marks, say, world }: Stage): Act =>
 /** Holds one lock, and takes and frees another all the time, until it is interrupted. */
 export const prober = (stage: Stage): Act =>
   Effect.gen(function* () {
-    const locks = yield* client(stage, "prober", 1)
+    // Longer than any failover: that it is forgotten is what would be wrong.
+    const locks = yield* client(stage, "prober", 1, 15_000)
     const figures = stage.figures
     const probe = `probe:${stage.keys[0] ?? ""}`
     let lastAt = tapTime()
@@ -120,11 +130,7 @@ export const prober = (stage: Stage): Act =>
           stage.marks.hit("an acknowledged grant outlived the failover")
         })
       )
-      .pipe(
-        Effect.mapError(
-          (cause) => new HarnessError({ step: "the prober holds its lock", message: JSON.stringify(cause) })
-        )
-      )
+      .pipe(Effect.mapError((cause) => new HarnessError({ step: "the prober holds its lock", message: words(cause) })))
     const busy = locks
       .withLock(key(`${probe}:busy`), { timeoutMillis: 1_600 })(() =>
         Effect.sync(() => {

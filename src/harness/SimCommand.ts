@@ -67,7 +67,11 @@ const exhaust = Command.make(
 const replay = Command.make(
   "replay",
   {
-    line: Argument.String("run").pipe(Argument.withDescription("a run as one line of JSON, or a file that holds it")),
+    line: Argument.String("run").pipe(
+      Argument.withDescription(
+        "a run as one line of JSON, or a file that holds it, or a real run saved by `scenario run`"
+      )
+    ),
     wire: Flag.Literals("wire", ["typed", "http"]).pipe(
       Flag.withDescription("default: as the run says"),
       Flag.optional,

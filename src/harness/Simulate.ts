@@ -11,6 +11,7 @@ import { phrases, tell } from "../sim/Story.ts"
 import { Exited, exitCodes } from "../services/platform/ExitCodes.ts"
 import { mutantOf, mutants as allMutants } from "./Mutants.ts"
 import { timeline } from "./Report.ts"
+import type { SavedRun } from "./SavedRun.ts"
 import type { Job } from "./SimJob.ts"
 import { type Edit, runJobs, type SimThreadDied, type Sum } from "./SimPool.ts"
 
@@ -298,6 +299,8 @@ export const replay = Effect.fnUntraced(function* (flags: {
   readonly report: string | undefined
   readonly json: boolean
 }) {
+  const saved = existsSync(flags.line) ? yield* savedRun(flags.line) : undefined
+  if (saved !== undefined) return yield* replayRecorded(saved, flags)
   const spec = yield* Effect.try({ try: () => specFrom(flags.line), catch: (error) => String(error) }).pipe(
     Effect.catch((message) =>
       Effect.andThen(Console.error(message), Effect.fail(new Exited({ code: exitCodes.usage })))
@@ -323,6 +326,37 @@ export const replay = Effect.fnUntraced(function* (flags: {
   }
   yield* writeReport(flags.report, toLine(outcome.spec))
   if (outcome.verdicts.length > 0) return yield* findings
+})
+
+/** A real run that was saved by `scenario run`, if the file is one. */
+const savedRun = (file: string) =>
+  Effect.gen(function* () {
+    if (!readFileSync(file, "utf8").includes('"dlock-run-1"')) return undefined
+    const { read } = yield* Effect.promise(() => import("./SavedRun.ts"))
+    const found = yield* read(file)
+    return found.kind === "run" ? found.run : undefined
+  }).pipe(
+    Effect.catchTag("HarnessError", ({ message, step }) =>
+      Effect.andThen(Console.error(`${step}: ${message}`), Effect.fail(new Exited({ code: exitCodes.usage })))
+    )
+  )
+
+/** What befell real processes, dealt again in virtual time; exit 5 when the two come to different verdicts. */
+const replayRecorded = Effect.fnUntraced(function* (
+  saved: SavedRun,
+  flags: { readonly json: boolean; readonly report: string | undefined }
+) {
+  const { compare } = yield* Effect.promise(() => import("./Recorded.ts"))
+  const { recorded, same, simulated, spec } = compare(saved)
+  if (flags.json) yield* Console.log(JSON.stringify({ recorded, simulated, same, run: JSON.parse(toLine(spec)) }))
+  else {
+    yield* Console.log(`recorded:  ${recorded.join(", ") || "every promise kept"}`)
+    yield* Console.log(`simulated: ${simulated.join(", ") || "every promise kept"}`)
+    for (const text of tell(simulate(spec, { keepTrace: true, lockHistory: true }))) yield* Console.log(text)
+    yield* Console.log(quoted(toLine(spec)))
+  }
+  yield* writeReport(flags.report, toLine(spec))
+  if (!same) return yield* findings
 })
 
 export const list = Effect.fnUntraced(function* (flags: { readonly json: boolean }) {

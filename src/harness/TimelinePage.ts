@@ -139,7 +139,7 @@ const style = `
 @media(prefers-color-scheme:dark){:root{--bg:#14171c;--fg:#e8ebef;--muted:#9aa4b2;--line:#343b46;--panel:#1c2128;--bad:#ff7b72;--good:#4ade80;--hatch:#a8453d;--l:66%}}
 body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1600px;padding:1.2rem}
 h1{font-size:1.4rem;margin:.2em 0}h2{font-size:1.05rem;margin:1.2em 0 .3em}p{max-width:80ch;margin:.4em 0}
-fieldset{border:1px solid var(--line);border-radius:6px;padding:.3rem .8rem;margin:.6rem 0;display:flex;flex-wrap:wrap;gap:.2rem 1.4rem}legend{color:var(--muted)}label{font-weight:600}
+fieldset[hidden]{display:none}fieldset{border:1px solid var(--line);border-radius:6px;padding:.3rem .8rem;margin:.6rem 0;display:flex;flex-wrap:wrap;gap:.2rem 1.4rem}legend{color:var(--muted)}label{font-weight:600}
 #scroll{overflow-x:auto;border:1px solid var(--line);border-radius:6px}#scroll:focus-visible,button:focus-visible,input:focus-visible{outline:3px solid #5b8def;outline-offset:1px}
 svg{display:block}svg text{font:12px system-ui,sans-serif;fill:var(--fg)}svg .lane{font-weight:600}svg .small{font-size:11px;paint-order:stroke;stroke:var(--bg);stroke-width:3px}svg text.muted{fill:var(--muted)}svg text.bad{fill:var(--bad);font-weight:600}svg text.pay{font-weight:600}
 .life{stroke:var(--line)}.cutline{stroke:var(--line);stroke-dasharray:2 4}.broken{stroke:var(--bad);stroke-width:2.5}.fence{stroke-width:3}
