@@ -128,135 +128,142 @@ const order = Effect.fnUntraced(function* (environment: Readonly<Record<string, 
 const isHop = (op: string, outcome: string) => (record: LogRecord) =>
   record["event"] === "payout_hop" && record["op"] === op && record["outcome"] === outcome
 
-layer(Running.layer, { excludeTestServices: true, timeout: "60 seconds" })("with commands alone, an operator", (it) => {
-  it.effect(
-    "frees the lock of a stopped worker, sees the worker refused, and finds out why from one trace id",
-    () =>
-      Effect.gen(function* () {
-        const { environment, logs, rail, worker } = yield* Running
-        yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-stuck")
-        const payoutId = yield* order(environment, "acct-stuck")
+layer(Running.layer, { excludeTestServices: true, timeout: "120 seconds" })(
+  "with commands alone, an operator",
+  (it) => {
+    it.effect(
+      "frees the lock of a stopped worker, sees the worker refused, and finds out why from one trace id",
+      () =>
+        Effect.gen(function* () {
+          const { environment, logs, rail, worker } = yield* Running
+          yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-stuck")
+          const payoutId = yield* order(environment, "acct-stuck")
 
-        // Long leases: the lock would be kept for a minute more.
-        const stuck = yield* worker("W1", {
-          LOCK_DEFAULT_TTL: "60 s",
-          LOCK_SESSION_TTL: "60 s",
-          DLOCK_FAULT_POINT: "submit.before:stop"
-        })
-        yield* stuck.awaitRecord("stops itself", (record) => record["event"] === "fault_point", "30 seconds")
-        yield* stuck.awaitStopped
+          // Long leases: the lock would be kept for a minute more.
+          const stuck = yield* worker("W1", {
+            LOCK_DEFAULT_TTL: "60 s",
+            LOCK_SESSION_TTL: "60 s",
+            DLOCK_FAULT_POINT: "submit.before:stop"
+          })
+          yield* stuck.awaitRecord("stops itself", (record) => record["event"] === "fault_point", "60 seconds")
+          yield* stuck.awaitStopped
 
-        const explained = yield* run(["payouts", "explain", payoutId], environment)
-        assert.strictEqual(explained.code, 0, explained.stderr)
-        assert.match(explained.stdout, /is CLAIMED under token \d+/)
-        assert.include(explained.stdout, "Nothing was submitted to the rail.")
-        assert.match(explained.stdout, /lock is held by W1 under token \d+/)
-        assert.include(explained.stdout, "locks revoke payout:acct-stuck")
+          const explained = yield* run(["payouts", "explain", payoutId], environment)
+          assert.strictEqual(explained.code, 0, explained.stderr)
+          assert.match(explained.stdout, /is CLAIMED under token \d+/)
+          assert.include(explained.stdout, "Nothing was submitted to the rail.")
+          assert.match(explained.stdout, /lock is held by W1 under token \d+/)
+          assert.include(explained.stdout, "locks revoke payout:acct-stuck")
 
-        const shown = yield* document(["locks", "get", "payout:acct-stuck"], environment)
-        const { fencingToken, ownerId } = shown["lock"] as Record<string, unknown>
-        assert.strictEqual(ownerId, "W1")
+          const shown = yield* document(["locks", "get", "payout:acct-stuck"], environment)
+          const { fencingToken, ownerId } = shown["lock"] as Record<string, unknown>
+          assert.strictEqual(ownerId, "W1")
 
-        const unasked = yield* run(["locks", "revoke", "payout:acct-stuck", "--reason", "W1 hangs"], environment)
-        assert.deepStrictEqual([unasked.code, unasked.stdout], [2, ""])
-        assert.include(unasked.stderr, "--yes")
-        assert.include(unasked.stderr, payoutId)
-        const revoked = yield* document(
-          ["locks", "revoke", "payout:acct-stuck", "--reason", "W1 hangs", "--operator", "anna", "--yes"],
-          environment
-        )
-        assert.strictEqual(revoked["revokedToken"], fencingToken)
-        assert.isTrue(BigInt(String(revoked["newTokenFloor"])) >= BigInt(String(fencingToken)))
-        assert.match(String(revoked["revocationId"]), /^revoke-/)
-
-        const successor = yield* worker("W2")
-        yield* successor.awaitRecord("posts it", isHop("post", "POSTED"), "20 seconds")
-
-        yield* stuck.resume
-        const refused = yield* stuck.awaitRecord("is fenced out", isHop("submit", "FENCED_OUT"), "20 seconds")
-        const refusal = yield* rail.awaitRecord("refuses it", (record) => record["event"] === "fenced_out", "5 seconds")
-        const traceId = String(refusal["traceId"])
-        assert.strictEqual(refused["traceId"], traceId)
-
-        // The story of one trace id, over the logs of all services: who had the lock, what he did, where he was refused.
-        const story = logs().filter((record) => record["traceId"] === traceId)
-        const told = (service: string, event: string) =>
-          story.find((record) => record.service === service && record["event"] === event)
-        assert.strictEqual(told("lock-server", "lock_granted")?.["ownerId"], "W1")
-        assert.strictEqual(told("lock-server", "lock_granted")?.["fencingToken"], fencingToken)
-        assert.strictEqual(told("payment-resource", "payout_transition")?.["payoutId"], payoutId)
-        assert.strictEqual(refusal["fencingToken"], fencingToken)
-        assert.isTrue(BigInt(String(refusal["highest"])) > BigInt(String(fencingToken)))
-
-        const after = yield* run(["locks", "get", "payout:acct-stuck"], environment)
-        assert.match(after.stdout, /revoked +\S+ by anna: W1 hangs/)
-        const history = yield* run(["payouts", "transitions", payoutId], environment)
-        assert.match(history.stdout, new RegExp(`CLAIMED +${String(fencingToken)} .*W1 +${traceId}`))
-        assert.match(history.stdout, new RegExp(`POSTED +${String(refusal["highest"])} .*W2 `))
-      }),
-    60_000
-  )
-
-  it.effect(
-    "settles payouts of which nobody knows whether they were paid",
-    () =>
-      Effect.gen(function* () {
-        const { environment, railUrl, worker } = yield* Running
-        yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-paid")
-        yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-unpaid")
-        yield* put(`${railUrl}/control`, { faults: [{ kind: "timeoutPaid" }] })
-        const executor = yield* worker("W3")
-        const becomesAmbiguous = (payoutId: string) =>
-          executor.awaitRecord(
-            `${payoutId} is ambiguous`,
-            (record) => isHop("ambiguous", "RAIL_AMBIGUOUS")(record) && record["payoutId"] === payoutId,
-            "20 seconds"
+          const unasked = yield* run(["locks", "revoke", "payout:acct-stuck", "--reason", "W1 hangs"], environment)
+          assert.deepStrictEqual([unasked.code, unasked.stdout], [2, ""])
+          assert.include(unasked.stderr, "--yes")
+          assert.include(unasked.stderr, payoutId)
+          const revoked = yield* document(
+            ["locks", "revoke", "payout:acct-stuck", "--reason", "W1 hangs", "--operator", "anna", "--yes"],
+            environment
           )
-        const paid = yield* order(environment, "acct-paid")
-        yield* becomesAmbiguous(paid)
-        yield* put(`${railUrl}/control`, { faults: [{ kind: "timeoutUnpaid" }] })
-        const unpaid = yield* order(environment, "acct-unpaid")
-        yield* becomesAmbiguous(unpaid)
+          assert.strictEqual(revoked["revokedToken"], fencingToken)
+          assert.isTrue(BigInt(String(revoked["newTokenFloor"])) >= BigInt(String(fencingToken)))
+          assert.match(String(revoked["revocationId"]), /^revoke-/)
 
-        const explained = yield* run(["payouts", "explain", paid], environment)
-        assert.include(explained.stdout, "Next step: LOOKUP, by the reconciler")
-        assert.include(explained.stdout, "Never: submit it again")
-        const listed = yield* run(["payouts", "list", "--state", "RAIL_AMBIGUOUS"], environment)
-        assert.include(listed.stdout, paid)
-        assert.include(listed.stdout, unpaid)
+          const successor = yield* worker("W2")
+          yield* successor.awaitRecord("posts it", isHop("post", "POSTED"), "60 seconds")
 
-        // The rail's own word settles the one that it paid; of the other it knows nothing, which is no proof yet.
-        const pass = yield* document(["reconcile", "run"], environment)
-        assert.deepStrictEqual(
-          new Map(
-            (pass["items"] as ReadonlyArray<Record<string, string>>).map((one) => [one["payoutId"], one["outcome"]])
-          ),
-          new Map([
-            [paid, "POSTED"],
-            [unpaid, "UNKNOWN"]
-          ])
-        )
-        // An operator's word that proves nothing is kept and moves nothing.
-        const early = yield* document(
-          ["reconcile", "resolve", unpaid, "--finding", "NOT_FOUND", "--reason", "rail desk says so", "--yes"],
-          environment,
-          4
-        )
-        assert.strictEqual(early["code"], "EVIDENCE_MISSING")
-        const resolved = yield* document(
-          ["reconcile", "resolve", unpaid, "--finding", "REJECTED", "--reason", "rail desk, ticket 4711", "--yes"],
-          environment
-        )
-        assert.deepStrictEqual([resolved["state"], resolved["failReason"]], ["FAILED", "RAIL_NOT_EXECUTED"])
-        const settled = yield* run(["payouts", "explain", unpaid], environment)
-        assert.include(settled.stdout, "Next step: none")
-        const twice = yield* document(
-          ["reconcile", "resolve", unpaid, "--finding", "EXECUTED", "--reason", "changed my mind", "--yes"],
-          environment,
-          4
-        )
-        assert.strictEqual(twice["code"], "ILLEGAL_TRANSITION")
-      }),
-    60_000
-  )
-})
+          yield* stuck.resume
+          const refused = yield* stuck.awaitRecord("is fenced out", isHop("submit", "FENCED_OUT"), "60 seconds")
+          const refusal = yield* rail.awaitRecord(
+            "refuses it",
+            (record) => record["event"] === "fenced_out",
+            "30 seconds"
+          )
+          const traceId = String(refusal["traceId"])
+          assert.strictEqual(refused["traceId"], traceId)
+
+          // The story of one trace id, over the logs of all services: who had the lock, what he did, where he was refused.
+          const story = logs().filter((record) => record["traceId"] === traceId)
+          const told = (service: string, event: string) =>
+            story.find((record) => record.service === service && record["event"] === event)
+          assert.strictEqual(told("lock-server", "lock_granted")?.["ownerId"], "W1")
+          assert.strictEqual(told("lock-server", "lock_granted")?.["fencingToken"], fencingToken)
+          assert.strictEqual(told("payment-resource", "payout_transition")?.["payoutId"], payoutId)
+          assert.strictEqual(refusal["fencingToken"], fencingToken)
+          assert.isTrue(BigInt(String(refusal["highest"])) > BigInt(String(fencingToken)))
+
+          const after = yield* run(["locks", "get", "payout:acct-stuck"], environment)
+          assert.match(after.stdout, /revoked +\S+ by anna: W1 hangs/)
+          const history = yield* run(["payouts", "transitions", payoutId], environment)
+          assert.match(history.stdout, new RegExp(`CLAIMED +${String(fencingToken)} .*W1 +${traceId}`))
+          assert.match(history.stdout, new RegExp(`POSTED +${String(refusal["highest"])} .*W2 `))
+        }),
+      180_000
+    )
+
+    it.effect(
+      "settles payouts of which nobody knows whether they were paid",
+      () =>
+        Effect.gen(function* () {
+          const { environment, railUrl, worker } = yield* Running
+          yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-paid")
+          yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-unpaid")
+          yield* put(`${railUrl}/control`, { faults: [{ kind: "timeoutPaid" }] })
+          const executor = yield* worker("W3")
+          const becomesAmbiguous = (payoutId: string) =>
+            executor.awaitRecord(
+              `${payoutId} is ambiguous`,
+              (record) => isHop("ambiguous", "RAIL_AMBIGUOUS")(record) && record["payoutId"] === payoutId,
+              "60 seconds"
+            )
+          const paid = yield* order(environment, "acct-paid")
+          yield* becomesAmbiguous(paid)
+          yield* put(`${railUrl}/control`, { faults: [{ kind: "timeoutUnpaid" }] })
+          const unpaid = yield* order(environment, "acct-unpaid")
+          yield* becomesAmbiguous(unpaid)
+
+          const explained = yield* run(["payouts", "explain", paid], environment)
+          assert.include(explained.stdout, "Next step: LOOKUP, by the reconciler")
+          assert.include(explained.stdout, "Never: submit it again")
+          const listed = yield* run(["payouts", "list", "--state", "RAIL_AMBIGUOUS"], environment)
+          assert.include(listed.stdout, paid)
+          assert.include(listed.stdout, unpaid)
+
+          // The rail's own word settles the one that it paid; of the other it knows nothing, which is no proof yet.
+          const pass = yield* document(["reconcile", "run"], environment)
+          assert.deepStrictEqual(
+            new Map(
+              (pass["items"] as ReadonlyArray<Record<string, string>>).map((one) => [one["payoutId"], one["outcome"]])
+            ),
+            new Map([
+              [paid, "POSTED"],
+              [unpaid, "UNKNOWN"]
+            ])
+          )
+          // An operator's word that proves nothing is kept and moves nothing.
+          const early = yield* document(
+            ["reconcile", "resolve", unpaid, "--finding", "NOT_FOUND", "--reason", "rail desk says so", "--yes"],
+            environment,
+            4
+          )
+          assert.strictEqual(early["code"], "EVIDENCE_MISSING")
+          const resolved = yield* document(
+            ["reconcile", "resolve", unpaid, "--finding", "REJECTED", "--reason", "rail desk, ticket 4711", "--yes"],
+            environment
+          )
+          assert.deepStrictEqual([resolved["state"], resolved["failReason"]], ["FAILED", "RAIL_NOT_EXECUTED"])
+          const settled = yield* run(["payouts", "explain", unpaid], environment)
+          assert.include(settled.stdout, "Next step: none")
+          const twice = yield* document(
+            ["reconcile", "resolve", unpaid, "--finding", "EXECUTED", "--reason", "changed my mind", "--yes"],
+            environment,
+            4
+          )
+          assert.strictEqual(twice["code"], "ILLEGAL_TRANSITION")
+        }),
+      180_000
+    )
+  }
+)

@@ -134,7 +134,7 @@ export const make = Effect.fnUntraced(function* (
 
   const leftMillis = (budget: Budget) => Number((budget.endsAt - clock.monotonicTimeNanosUnsafe()) / NANOS_PER_MILLI)
 
-  const call = <A>(run: Call<A>, budget: Budget): Effect.Effect<Answer<A>, EtcdOutage | LeaseGone> =>
+  const call = <A>(name: string, run: Call<A>, budget: Budget): Effect.Effect<Answer<A>, EtcdOutage | LeaseGone> =>
     Effect.gen(function* () {
       const allMillis = leftMillis(budget)
       let repeated = false
@@ -166,14 +166,15 @@ export const make = Effect.fnUntraced(function* (
         message = `${member.endpoint}: ${failure.message}`
         if ((tries + 1) % members.length === 0) yield* Effect.sleep(ROUND_MILLIS)
       }
-    })
+    }).pipe(Effect.withSpan(name, { kind: "client", attributes: { "db.system.name": "etcd" } }))
 
   /** For calls that name no lease, or for which its end is an answer. */
-  const callAnyway = <A>(run: Call<A>, budget: Budget, gone: A): Effect.Effect<Answer<A>, EtcdOutage> =>
-    Effect.catchTag(call(run, budget), "LeaseGone", () => Effect.succeed({ value: gone, repeated: false }))
+  const callAnyway = <A>(name: string, run: Call<A>, budget: Budget, gone: A): Effect.Effect<Answer<A>, EtcdOutage> =>
+    Effect.catchTag(call(name, run, budget), "LeaseGone", () => Effect.succeed({ value: gone, repeated: false }))
 
   const remaining = (id: string, budget: Budget) =>
     callAnyway<Remaining | null>(
+      "etcd.leaseTimeToLive",
       (etcd, deadline) =>
         attempt(() => etcd.leaseClient.leaseTimeToLive({ ID: id }, { deadline })).pipe(
           Effect.map(({ TTL, grantedTTL }) => ({
@@ -189,11 +190,13 @@ export const make = Effect.fnUntraced(function* (
     budget: (millis) =>
       Effect.sync(() => ({ endsAt: clock.monotonicTimeNanosUnsafe() + BigInt(millis) * NANOS_PER_MILLI })),
 
-    txn: (request, budget) => call((etcd, deadline) => attempt(() => etcd.kv.txn(request, { deadline })), budget),
+    txn: (request, budget) =>
+      call("etcd.txn", (etcd, deadline) => attempt(() => etcd.kv.txn(request, { deadline })), budget),
 
     grantLease: Effect.fnUntraced(function* (id, ttlMillis, budget) {
       const TTL = Math.ceil(ttlMillis / 1_000)
       const { value } = yield* callAnyway<string | null>(
+        "etcd.leaseGrant",
         (etcd, deadline) =>
           attempt(() => etcd.leaseClient.leaseGrant({ ID: id, TTL }, { deadline })).pipe(
             Effect.map((granted): string | null => granted.TTL),
@@ -214,6 +217,7 @@ export const make = Effect.fnUntraced(function* (
 
     revokeLease: (id, budget) =>
       callAnyway<unknown>(
+        "etcd.leaseRevoke",
         (etcd, deadline) => attempt(() => etcd.leaseClient.leaseRevoke({ ID: id }, { deadline })),
         budget,
         null
@@ -221,6 +225,7 @@ export const make = Effect.fnUntraced(function* (
 
     keepAlive: (id, budget) =>
       callAnyway<{ readonly TTL: string; readonly header: IResponseHeader } | null>(
+        "etcd.leaseKeepAlive",
         (etcd, deadline) => keepAliveOnce(etcd, id, deadline),
         budget,
         null
