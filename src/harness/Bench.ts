@@ -6,26 +6,16 @@
  * The backend is an embedded one on this machine with fsync on. Progress goes to stderr; with `--json` stdout is one
  * document.
  */
-import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
-import { Clock, Console, Context, Effect, Fiber, Layer, Redacted, type Scope } from "effect"
-import { HttpClient } from "effect/http"
+import { Clock, Console, Effect, Fiber, type Scope } from "effect"
 import * as os from "node:os"
 import { LockKey, OwnerId, type Session } from "../core/lock/Lock.ts"
 import { LockApi } from "../core/lock/LockApi.ts"
-import type { LockStore } from "../core/lock/LockStore.ts"
-import { defaults, limits } from "../core/Settings.ts"
-import * as HttpLockApi from "../services/api/HttpLockApi.ts"
-import * as LockClient from "../services/lock-client/LockClient.ts"
-import * as EtcdLockStore from "../services/lock-server/EtcdLockStore.ts"
-import * as PgLockStore from "../services/lock-server/PgLockStore.ts"
-import * as EmbeddedEtcd from "../services/platform/EmbeddedEtcd.ts"
-import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
-import * as Loopback from "../services/platform/Loopback.ts"
-import * as Migrations from "../services/platform/Migrations.ts"
-import { drive, percentiles, processorTimes, type Slice, spent, spread, type Work } from "./BenchDriver.ts"
+import { limits } from "../core/Settings.ts"
+import { etcdArena, pgArena, sdk, type Server, startServer, type Subject } from "./BenchArena.ts"
+import { drive, percentiles, processorTimes, type Slice, spent, spread } from "./BenchDriver.ts"
 import { type BenchDocument, type BenchRow, table } from "./BenchReport.ts"
 import * as BenchSubstrate from "./BenchSubstrate.ts"
-import { HarnessError, make as makeWorld, type Processes, waitUntil } from "./Processes.ts"
+import { HarnessError, make as makeWorld } from "./Processes.ts"
 
 export interface BenchOptions {
   readonly backend: "pg" | "etcd"
@@ -41,21 +31,6 @@ const ROUNDS = 5
 const WARM_SECONDS = 0.3
 /** Beyond what is measured, for everything that is started and stopped. */
 const OVERHEAD_SECONDS = 120
-
-interface Subject {
-  readonly name: string
-  readonly work: Work
-}
-
-/** A backend, the store on it, and what is compared with it. */
-interface Arena {
-  readonly pid: number
-  readonly store: Context.Context<LockStore>
-  readonly environment: Readonly<Record<string, string>>
-  readonly subjects: (clients: number) => Effect.Effect<ReadonlyArray<Subject>, BenchFailure, Scope.Scope | LockStore>
-}
-
-type BenchFailure = { readonly _tag: string }
 
 export const run = Effect.fnUntraced(
   function* (options: BenchOptions) {
@@ -216,100 +191,8 @@ const rowOf = (
 }
 
 // -----------------------------------------------------------------------------
-// backends
-// -----------------------------------------------------------------------------
-
-const timeoutMillis = defaults.lock.backendTimeoutMillis
-
-const pgArena = Effect.gen(function* () {
-  const postgres = yield* EmbeddedPostgres.start({ storage: { kind: "temporary" } })
-  const database = "lockdb"
-  yield* Migrations.ensureDatabase({ adminUrl: postgres.url("postgres"), database })
-  const url = postgres.url(database)
-  yield* Migrations.migrate({ url, directory: PgLockStore.MIGRATIONS })
-  const arena: Arena = {
-    pid: (yield* postgres.pid) ?? 0,
-    store: yield* Layer.build(PgLockStore.layer({ url, timeoutMillis, applicationName: "bench-store" })),
-    environment: { LOCK_BACKEND: "pg", LOCK_PG_URL: Redacted.value(url), DLOCK_MIGRATE: "false" },
-    subjects: (clients) =>
-      Effect.all([
-        Effect.map(BenchSubstrate.pgBare(url, clients), (work) => ({ name: "bare", work })),
-        Effect.map(BenchSubstrate.pgUpsert(url), (work) => ({ name: "upsert", work })),
-        Effect.map(BenchSubstrate.pgAdvisory(url), (work) => ({ name: "advisory", work }))
-      ])
-  }
-  return arena
-})
-
-const etcdArena = Effect.gen(function* () {
-  const etcd = yield* EmbeddedEtcd.start({ storage: { kind: "temporary" } })
-  const endpoints = [etcd.endpoint]
-  const arena: Arena = {
-    pid: (yield* etcd.pid) ?? 0,
-    store: yield* Layer.build(EtcdLockStore.layer({ endpoints, timeoutMillis, allowOld: true })),
-    environment: {
-      LOCK_BACKEND: "etcd",
-      LOCK_ETCD_ENDPOINTS: etcd.endpoint,
-      LOCK_ETCD_ALLOW_OLD: "true"
-    },
-    subjects: (clients) => Effect.map(BenchSubstrate.etcdBare(endpoints, clients), (work) => [{ name: "bare", work }])
-  }
-  return arena
-})
-
-// -----------------------------------------------------------------------------
 // the service
 // -----------------------------------------------------------------------------
-
-interface Server {
-  readonly pid: number
-  readonly api: Context.Context<LockApi>
-}
-
-const startServer = Effect.fnUntraced(function* (world: Processes, environment: Readonly<Record<string, string>>) {
-  const [port, managementPort] = [yield* freePort, yield* freePort]
-  const service = yield* world.start("lock-server", ["lock-server"], {
-    HTTP_PORT: String(port),
-    MANAGEMENT_PORT: String(managementPort),
-    // Two lines a pair would be read and kept by this process.
-    LOG_LEVEL: "warn",
-    ...environment
-  })
-  const http = yield* Layer.build(NodeHttpClient.layerUndici)
-  const client = Context.get(http, HttpClient.HttpClient)
-  yield* waitUntil(
-    "lock-server is ready",
-    client.get(`http://127.0.0.1:${managementPort}/actuator/health/readiness`).pipe(
-      Effect.map(({ status }) => status === 200),
-      Effect.orElseSucceed(() => false)
-    ),
-    "30 seconds"
-  )
-  const api = yield* Layer.build(
-    HttpLockApi.layer({
-      url: `http://127.0.0.1:${port}`,
-      callTimeoutMillis: defaults.client.callTimeoutMillis
-    }).pipe(Layer.provide(Layer.succeedContext(http)))
-  )
-  const server: Server = { pid: service.pid, api }
-  return server
-})
-
-const freePort = Effect.flatMap(Loopback.freePort, (port) =>
-  Effect.mapError(Effect.fromOption(port), () => new HarnessError({ step: "free port", message: "there is none" }))
-)
-
-/** A client each, as so many processes would have: its own owner and session. (Heartbeats are not what is measured.) */
-const sdk = Effect.fnUntraced(function* ({ api }: Server, clients: number) {
-  const locks = yield* Effect.forEach(
-    Array.from({ length: clients }, (_, i) => i),
-    (i) => LockClient.make({ ownerId: OwnerId.make(`sdk-${i}`), sessionTtlMillis: limits.sessionTtlMillis.max }),
-    { concurrency: 8 }
-  ).pipe(Effect.provideContext(api))
-  const work: Work = (client) =>
-    locks[client]?.withLock(LockKey.make(`bench:sdk:${client}`))(() => Effect.void) ?? Effect.void
-  return work
-})
 
 const HAND_OVERS = 30
 const DEATHS = 5

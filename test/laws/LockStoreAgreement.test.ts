@@ -54,11 +54,12 @@ const ops: ReadonlyArray<Op> = (
 
 const draw = (id: string): Effect.Effect<Step> =>
   Effect.gen(function* () {
-    const chance = (percent: number) => Effect.map(Random.nextIntBetween(0, 100), (n) => n < percent)
+    const chance = (percent: number) =>
+      Effect.map(Random.nextIntBetween(0, 100, { halfOpen: true }), (n) => n < percent)
     return {
-      op: ops[yield* Random.nextIntBetween(0, ops.length)] ?? "acquire",
-      key: yield* Random.nextIntBetween(0, KEYS),
-      session: yield* Random.nextIntBetween(0, SESSIONS),
+      op: ops[yield* Random.nextIntBetween(0, ops.length, { halfOpen: true })] ?? "acquire",
+      key: yield* Random.nextIntBetween(0, KEYS, { halfOpen: true }),
+      session: yield* Random.nextIntBetween(0, SESSIONS, { halfOpen: true }),
       stranger: yield* chance(8),
       repeat: yield* chance(15),
       back: (yield* chance(75)) ? 0 : yield* Random.nextIntBetween(1, 4),
