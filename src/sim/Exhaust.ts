@@ -3,7 +3,8 @@
  * run without faults, so nothing depends on luck and the first counterexample is a minimal one.
  *
  * Faults that come to the same are tried once: a single fault whose run is the fault-free run (a duplicate that is answered
- * again, a pause of somebody who has nothing to do), and single faults whose runs are the same, stand for each other.
+ * again, a pause of somebody who has nothing to do) is left out, and single faults whose runs are the same message by
+ * message stand for each other.
  */
 import type { Fixed } from "./Arbitrary.ts"
 import type { ChunkResult } from "./Batch.ts"
@@ -59,8 +60,8 @@ export const distinct = (spec: RunSpec, faults: ReadonlyArray<Fault>): Catalogue
   let harmless = 0
   for (const fault of faults) {
     const { outcome } = run({ ...spec, faults: [fault] }, { lockHistory: false })
-    if (outcome.hits[0] === 0 || outcome.scheduleHash === nothing.scheduleHash) harmless++
-    else if (!classes.has(outcome.scheduleHash)) classes.set(outcome.scheduleHash, fault)
+    if (outcome.hits[0] === 0 || outcome.hash === nothing.hash) harmless++
+    else if (!classes.has(outcome.hash)) classes.set(outcome.hash, fault)
   }
   return { found: faults.length, faults: [...classes.values()], harmless }
 }
@@ -88,7 +89,8 @@ export const runPart = ({ part, plans, spec }: ExhaustJob): ChunkResult => {
   let runs = 0
   for (const faults of plans) {
     const planned = { ...spec, faults }
-    const { outcome } = run(planned, { lockHistory: false })
+    // the singles show that everybody ends when told to
+    const { outcome } = run(planned, { lockHistory: false, stop: faults.length < 2 })
     runs++
     marks.add(outcome.marks)
     totals.micros += outcome.micros

@@ -140,6 +140,12 @@ export class Node implements Named {
     this.drop(process, how === "process")
   }
 
+  /** Killed for good: nothing that is still planned starts it again. */
+  retire(): void {
+    this.kill()
+    this.down = "ended"
+  }
+
   /** SIGTERM: the program is interrupted and runs its finalizers, in virtual time. */
   stop(): void {
     this.process?.interrupt()

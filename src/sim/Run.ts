@@ -136,9 +136,9 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
   if (options.stop ?? (spec.seed >>> 3) % 4 === 0) {
     for (const node of workers) node.stop()
     runUntil(world.now + micros(60_000), () => workers.every((node) => !node.hanging))
-  } else for (const node of workers) node.kill("machine")
+  } else for (const node of workers) node.retire()
   recorder.endedAt = world.now
-  for (const node of servers) if (!node.name.startsWith("rail-proxy")) node.kill()
+  for (const node of servers) if (!node.name.startsWith("rail-proxy")) node.retire()
   const late = Math.max(
     spec.latePerMille + spec.duplicatePerMille > 0 ? lateMillisMax(spec) : 0,
     ...spec.faults.map((fault) => ("millis" in fault ? fault.millis : 0))
