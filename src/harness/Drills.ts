@@ -117,7 +117,7 @@ export const drills: ReadonlyArray<Drill> = [
   ),
   drill(
     "uc-03",
-    "",
+    "stale",
     "W1 is stopped past its lease just before it pays; W2 takes over; W1 wakes and, ignoring that it lost its lock, goes on",
     { staleHolder: true, faults: [stop("w1", point("submit.before"))] },
     ["posted", "lease taken over", "fenced out at resource", "fenced out at rail", "told FENCED_OUT"],
@@ -382,6 +382,17 @@ export const variants: ReadonlyArray<Drill> = [
   )
 ]
 
+/** What `soak` runs: its faults are drawn. */
+export const soakDrill: Drill = drill(
+  "uc-03",
+  "soak",
+  "many workers and payouts, and faults all the time; then everything heals and is settled",
+  {},
+  []
+)
+
+const nonEmpty = <A>(items: ReadonlyArray<A>) => (items.length === 0 ? undefined : items)
+
 export const drillsOf = (id: string): ReadonlyArray<Drill> | undefined =>
   id === "all"
     ? drills
@@ -389,4 +400,5 @@ export const drillsOf = (id: string): ReadonlyArray<Drill> | undefined =>
       ? variants
       : scenarios.some((scenario) => scenario.id === id)
         ? drills.filter(({ scenario }) => scenario.id === id)
-        : undefined
+        : // One of them by its own name.
+          nonEmpty([...drills, ...variants].filter(({ name }) => name === id))

@@ -48,13 +48,18 @@ const labSettings = {
   RECONCILE_INTERVAL: `${lab.reconcileMillis}`
 }
 
+/** Where paydb is kept; on this machine unless it says otherwise. */
+export type PayServer = Pick<EmbeddedServer, "port" | "url"> & { readonly host?: string }
+
 export interface ProcessWorldOptions {
   readonly processes: Processes
   readonly backend: LockBackend
-  readonly payServer: EmbeddedServer
+  readonly payServer: PayServer
   /** Of its own: nothing else may work off what is ordered there. */
   readonly database: string
   readonly switches: FencingSwitches
+  /** This machine, as the participants reach it. Default: 127.0.0.1, they are processes of it. */
+  readonly host?: string | undefined
 }
 
 export interface ProcessWorld extends World {
@@ -105,7 +110,7 @@ const commandOf = (name: string): string =>
 export const make = Effect.fnUntraced(function* (
   options: ProcessWorldOptions
 ): Effect.fn.Return<ProcessWorld, HarnessError, Scope.Scope | HttpClient.HttpClient> {
-  const { backend, database, payServer, processes, switches } = options
+  const { backend, database, host = "127.0.0.1", payServer, processes, switches } = options
   const scope = yield* Effect.scope
   const client = yield* HttpClient.HttpClient
   const wrong = (step: string) => (cause: unknown) =>
@@ -117,7 +122,7 @@ export const make = Effect.fnUntraced(function* (
     yield* Migrations.ensureDatabase({ adminUrl: payServer.url("postgres"), database })
     yield* Effect.provideService(Paydb.migrate(payServer.url(database)), References.MinimumLogLevel, "Warn")
     yield* Paydb.setSwitches(payServer.url(database), { resource: switches.payment, rail: switches.rail })
-    yield* Paydb.setLabPolicy(payServer.url(database), lab.policy)
+    yield* Paydb.setLabPolicy(payServer.url(database), options.policy ?? lab.policy)
   }).pipe(Effect.mapError(wrong("prepare paydb")))
 
   const paydb = yield* Effect.mapError(
@@ -141,7 +146,7 @@ export const make = Effect.fnUntraced(function* (
         ? Effect.fail(new HarnessError({ step: name, message: "it does not run" }))
         : Effect.succeed(life)
     })
-  const portOf = (url: string) => Number(new URL(url).port)
+  const aim = (tap: HttpTap.HttpTap, url: string) => tap.retarget(Number(new URL(url).port), new URL(url).hostname)
 
   const link = Effect.fnUntraced(
     function* (from: string, to: string) {
@@ -151,16 +156,22 @@ export const make = Effect.fnUntraced(function* (
       let made: Link
       if (to === "lockdb" || to === "paydb") {
         const ports = to === "paydb" ? [payServer.port] : yield* backend.ports
+        const target = (to === "paydb" ? payServer.host : backend.host) ?? "127.0.0.1"
         const answers = to === "lockdb" && backend.kind === "etcd" ? "http2" : "postgres"
         made = {
-          tcp: yield* Effect.forEach(ports, (port) => TcpFaults.start({ target: { port }, answers })),
+          tcp: yield* Effect.forEach(ports, (port) =>
+            TcpFaults.start({ target: { host: target, port }, answers, host })
+          ),
           tap: undefined
         }
       } else {
-        const tap = yield* HttpTap.start(from, to, (call) => calls.push(call))
+        const tap = yield* HttpTap.start(from, to, (call) => {
+          // Asked twice a second by everybody, and nobody's business.
+          if (!/^pay\.(list|read)/.test(call.label)) calls.push(call)
+        })
         const life = lives.get(to)
-        if (life !== undefined) tap.retarget(portOf(life.url))
-        made = { tcp: [yield* TcpFaults.start({ target: { port: tap.port } })], tap }
+        if (life !== undefined) aim(tap, life.url)
+        made = { tcp: [yield* TcpFaults.start({ target: { port: tap.port }, host })], tap }
       }
       links.set(name, made)
       return made
@@ -170,7 +181,7 @@ export const make = Effect.fnUntraced(function* (
         .withPermit(effect)
         .pipe(Effect.mapError(wrong(`link ${from} to ${to}`)), Effect.provideService(Scope.Scope, scope))
   )
-  const url = (from: string, to: string) => Effect.map(link(from, to), ({ tcp }) => `http://127.0.0.1:${tcp[0]?.port}`)
+  const url = (from: string, to: string) => Effect.map(link(from, to), ({ tcp }) => `http://${host}:${tcp[0]?.port}`)
 
   /** Each client keeps to one proxy: the first worker to the first, everybody else to the last. */
   const proxyOf = (name: string) => (name !== "w1" && proxies > 1 ? "rail-proxy-2" : "rail-proxy")
@@ -182,6 +193,7 @@ export const make = Effect.fnUntraced(function* (
     }
     const paydbAt = function* (user: string) {
       const address = new URL(Redacted.value(payServer.url(database, user)))
+      address.hostname = host
       address.port = String((yield* link(name, "paydb")).tcp[0]?.port)
       return address.href
     }
@@ -233,7 +245,9 @@ export const make = Effect.fnUntraced(function* (
     logs.set(name, [...(logs.get(name) ?? []), { log: service.log, from: 0 }])
     const at = yield* service.listening
     lives.set(name, { service, points, ...at })
-    for (const [route, { tap }] of links) if (route.endsWith(` ${name}`)) tap?.retarget(portOf(at.url))
+    for (const [route, { tap }] of links) {
+      if (tap !== undefined && route.endsWith(` ${name}`)) aim(tap, at.url)
+    }
     if (skewMillis !== 0) {
       const now = HttpTap.tapTime()
       spans.push({
@@ -259,12 +273,10 @@ export const make = Effect.fnUntraced(function* (
           return { value, lasting }
         }),
         ({ lasting }) =>
-          Effect.ensuring(
-            Effect.ignore(end),
-            Effect.sync(() => {
-              lasting.to = HttpTap.tapTime()
-            })
-          )
+          Effect.suspend(() => {
+            lasting.to = HttpTap.tapTime()
+            return Effect.ignore(end)
+          })
       ),
       ({ value }) => value
     )

@@ -21,7 +21,7 @@ export interface Judgeable extends Observed {
 }
 
 export const judgeRun = (run: Judgeable): ReadonlyArray<Verdict> => {
-  const { history, spec } = run
+  const { history } = run
   const ops = lockOps(run.calls)
   const linearizable = checkLinearizable(ops)
   return [
@@ -41,7 +41,7 @@ export const judgeRun = (run: Judgeable): ReadonlyArray<Verdict> => {
       ? [{ check: "LINEARIZABLE", subject: "lock", detail: "the search was given up: nothing is known" }]
       : []),
     ...beliefs(run),
-    ...usedAfterLoss(run.calls, spec),
+    ...usedAfterLoss(run),
     ...defects(run)
   ]
 }
@@ -156,9 +156,10 @@ const beliefs = ({ calls, logs, spans, spec }: Judgeable): ReadonlyArray<Verdict
       later(sessions, call.sessionId, reach(call))
     }
   }
+  const stale = staleTokens(logs)
   const found: Array<Verdict> = []
   for (const [name, records] of Object.entries(logs)) {
-    if (!/^(w\d+|reconciler)/.test(name) || (spec.staleHolder && name === "w1")) continue
+    if (!/^(w\d+|reconciler)/.test(name)) continue
     const skew = spec.faults.reduce(
       (sum, fault) => (fault.kind === "clockError" && fault.node === name ? sum + fault.offsetMillis : sum),
       0
@@ -166,7 +167,7 @@ const beliefs = ({ calls, logs, spans, spec }: Judgeable): ReadonlyArray<Verdict
     const stops = spans.filter(({ kind, lane, text }) => lane === name && kind === "pause" && !text.includes(" at "))
     for (const record of records) {
       const token = record["fencingToken"]
-      if (record["event"] !== "fault_point" || typeof token !== "string") continue
+      if (record["event"] !== "fault_point" || typeof token !== "string" || stale.has(`${name} ${token}`)) continue
       if (!/^(claim|submit|seal|post|fail|ambiguous|lookup|resolve)\.before$/.test(String(record["name"]))) continue
       const written = Date.parse(record.timestamp) - skew
       const behind = stops.find(({ from, to }) => written >= from && written <= to + 50)
@@ -186,12 +187,25 @@ const beliefs = ({ calls, logs, spans, spec }: Judgeable): ReadonlyArray<Verdict
   return found
 }
 
+/** Under which tokens an experiment's worker went on although it knew better, by `worker token`. */
+const staleTokens = (logs: Observed["logs"]): ReadonlySet<string> =>
+  new Set(
+    Object.entries(logs).flatMap(([name, records]) =>
+      records.flatMap((record) =>
+        (record["event"] === "lock_lost" && record["ignored"] === true) || record["event"] === "stale_hop"
+          ? [`${name} ${String(record["fencingToken"] ?? record["token"])}`]
+          : []
+      )
+    )
+  )
+
 /** Who was told that it is fenced out sends nothing more under that token. */
-const usedAfterLoss = (calls: ReadonlyArray<Call>, spec: RunSpec): ReadonlyArray<Verdict> => {
+const usedAfterLoss = ({ calls, logs }: Judgeable): ReadonlyArray<Verdict> => {
+  const stale = staleTokens(logs)
   const told = new Map<string, number>()
   const found: Array<Verdict> = []
   for (const { code, from, returned, token } of calls) {
-    if (code === "FENCED_OUT" && token !== null && !(spec.staleHolder && from === "w1")) {
+    if (code === "FENCED_OUT" && token !== null && !stale.has(`${from} ${token}`)) {
       told.set(`${from} ${token}`, returned)
     }
   }

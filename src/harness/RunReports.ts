@@ -38,7 +38,7 @@ const endOf = ({ history }: Pick<Shown, "history">): string => {
 }
 
 export const commandOf = (name: string, backend: string, { payment, rail }: FencingSwitches): string =>
-  `node dist/main.js scenario run ${name.split(" ")[0]} --backend ${backend}${payment ? "" : " --payment-fencing off"}${rail ? "" : " --rail-fencing off"}`
+  `node dist/main.js scenario run '${name}' --backend ${backend}${payment ? "" : " --payment-fencing off"}${rail ? "" : " --rail-fencing off"}`
 
 const shownOf = (report: DrillReport, file: string): Shown => ({
   ...report,

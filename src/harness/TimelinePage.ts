@@ -78,7 +78,7 @@ let run = 0, chosen = -1, events = [], X;
 function axis(r) {
   const starts = new Set([...r.arrows.filter(a => a.label).map(a => a.at), ...r.marks.filter(m => m.label).map(m => m.at), ...r.bars.filter(b => b.label).map(b => b.from)]);
   const times = [...new Set([0, ...r.marks.map(m => m.at), ...r.bars.flatMap(b => [b.from, b.to]), ...r.arrows.flatMap(a => [a.at, a.to]), ...r.fences.map(f => f.at)])].sort((a, b) => a - b);
-  const xs = new Map(); let x = 138, last = times[0] || 0; const cuts = [];
+  const xs = new Map(); let x = 150, last = times[0] || 0; const cuts = [];
   for (const t of times) { const gap = t - last; if (gap > r.gap) { cuts.push([x + 24, gap]); x += 48 } else x += gap > 0 ? Math.max(starts.has(t) ? 26 : 5, gap / r.scale) : 0; xs.set(t, x); last = t }
   return { xs, cuts, base: x + 60 };
 }
@@ -87,18 +87,18 @@ function show(i) {
   const { base, cuts, xs } = axis(r); X = xs;
   // Every text gets a row of its lane in which nothing else is.
   const rows = new Map(r.lanes.map(l => [l, []])), texts = [];
-  const write = (lane, x, text, cls, up) => { const list = rows.get(lane); if (!list || !text) return; const w = text.length * 6.1 + 8; let n = 0; while ((list[n] || []).some(([a, b]) => x < b && x + w > a)) n++; (list[n] ||= []).push([x, x + w]); texts.push({ lane, n, x, text, cls }) };
+  const write = (lane, x, text, cls, up) => { const list = rows.get(lane); if (!list || !text) return; const w = text.length * (/bad|pay/.test(cls) ? 6.9 : 6.1) + 8; let n = 0; while ((list[n] || []).some(([a, b]) => x < b && x + w > a)) n++; (list[n] ||= []).push([x, x + w]); texts.push({ lane, n, x, text, cls }) };
   for (const b of r.bars) if (b.label && (b.kind === "pause" || b.kind === "down" || b.kind === "cut")) write(b.lane, xs.get(b.from) + 2, b.label, "small bad");
   for (const m of r.marks) if (m.label) write(m.lane, xs.get(m.at) + 9, m.label, "small " + (/^(refused|wrong|told)$/.test(m.kind) ? "bad" : m.kind === "pay" ? "pay" : ""));
   for (const a of r.arrows) if (a.label) write(a.fromLane, xs.get(a.at) + 3, a.label, "small");
   const depth = new Map(); let y0 = 26; const Y = new Map();
   for (const lane of r.lanes) { const up = rows.get(lane).length * 13 + 14, bars = r.bars.filter(b => b.lane === lane && (b.kind === "lease" || b.kind === "belief" || b.kind === "hazard")); const tracks = []; for (const b of bars) { if (b.kind === "hazard") continue; let n = 0; while (tracks[n] !== undefined && tracks[n] > b.from) n++; tracks[n] = b.to; depth.set(b, n) } y0 += up; Y.set(lane, y0); y0 += 22 + Math.max(1, Math.min(tracks.length, 6)) * 9 }
-  const height = y0 + 6, width = Math.max(base, ...texts.map(t => t.x + t.text.length * 6.1 + 12));
+  const height = y0 + 6, width = Math.max(base, ...texts.map(t => t.x + t.text.length * 6.9 + 12));
   svg.setAttribute("viewBox", "0 0 " + width + " " + height); svg.setAttribute("width", width); svg.setAttribute("height", height);
   const defs = el("defs", {}), p = el("pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
   p.append(el("rect", { width: 3, height: 7, class: "hatch" })); defs.append(p); svg.append(defs);
   for (const [at, gap] of cuts) { svg.append(el("line", { x1: at, x2: at, y1: 20, y2: height, class: "cutline" })); svg.append(el("text", { x: at, y: 13, "text-anchor": "middle", class: "small muted" }, "+" + (gap / 1e6).toFixed(gap < 1e6 ? 2 : 1) + " s")) }
-  for (const lane of r.lanes) { svg.append(el("line", { x1: 126, x2: width, y1: Y.get(lane), y2: Y.get(lane), class: "life" })); svg.append(el("text", { x: 6, y: Y.get(lane) + 4, class: "lane" }, lane)) }
+  for (const lane of r.lanes) { svg.append(el("line", { x1: 136, x2: width, y1: Y.get(lane), y2: Y.get(lane), class: "life" })); svg.append(el("text", { x: 6, y: Y.get(lane) + 4, class: "lane" }, lane)) }
   if (r.brokenAt !== null) { const x = xs.get(r.brokenAt); svg.append(tip(el("line", { x1: x, x2: x, y1: 18, y2: height, class: "broken", id: "broken" }), "the first promise is broken")) }
   for (const lane of new Set(r.fences.map(f => f.lane))) { const steps = r.fences.filter(f => f.lane === lane); let d = "", y = Y.get(lane) + 19; steps.forEach((f, n) => { const x = xs.get(f.at), e = n + 1 < steps.length ? xs.get(steps[n + 1].at) : width - 4; svg.append(tip(el("line", { x1: x, x2: e, y1: y, y2: y, class: "fence", stroke: hue(f.token) }), "the fence stands at " + f.token)); svg.append(el("text", { x: x + 2, y: y + 11, class: "small muted" }, "fence " + f.token)) }) }
   for (const b of r.bars) { const thin = b.kind === "lease" || b.kind === "belief" || b.kind === "hazard", x = xs.get(b.from), y = Y.get(b.lane); if (y === undefined) continue;
