@@ -7,88 +7,23 @@
  * The tests are tested as well: with rules that never fire, that always fire, and that are a little wrong, promtool must
  * complain about every alert concerned.
  *
- * promtool is `DLOCK_PROMTOOL`, or on the PATH, or Debian's (19 MB, downloaded once to `.dlock/promtool`, as any user).
+ * promtool is `DLOCK_PROMTOOL`, or on the PATH, or Debian's (see prometheus.mjs).
  */
 import { PrometheusMetrics } from "effect/observability"
 import { Effect, Metric } from "effect"
 import { parse } from "effect/encoding/Yaml"
 import { spawnSync } from "node:child_process"
-import { cpSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs"
+import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs"
 import { tmpdir } from "node:os"
-import { delimiter, join } from "node:path"
+import { join } from "node:path"
 import { fileURLToPath } from "node:url"
 import * as Metrics from "../src/core/Metrics.ts"
+import { tool } from "./prometheus.mjs"
 
 const root = fileURLToPath(new URL("../", import.meta.url))
 const prometheus = join(root, "infra/prometheus")
 
-// -----------------------------------------------------------------------------
-// promtool
-// -----------------------------------------------------------------------------
-
-const runs = (binary) => spawnSync(binary, ["--version"], { stdio: "ignore" }).status === 0
-
-/**
- * Of Debian 12, whatever this machine runs: in later releases the binary wants a newer libc. An apt state of its own, so
- * that nothing of the machine's is touched and no root is needed.
- */
-const downloadScript = `
-set -eu
-cache=$1
-command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || { echo "this machine has no apt" >&2; exit 3; }
-mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null |
-  awk '/^URIs:/{print $2} /^deb /{for (i = 2; i <= NF; i++) if ($i ~ /^https?:/) {print $i; break}}' |
-  grep -E '/debian/?$' | head -n 1)
-[ -n "$mirror" ] || { echo "no Debian mirror is configured on this machine" >&2; exit 3; }
-staging=$(mktemp -d "$cache/staging.XXXXXX")
-trap 'rm -rf -- "$staging"' EXIT
-trap 'exit 1' HUP INT TERM
-mkdir -p "$staging/lists/partial" "$staging/cache/archives/partial" "$staging/files"
-printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s bookworm main\\n' "$mirror" >"$staging/sources.list"
-cd "$staging"
-apt() {
-  apt-get -qq -o Dir::Etc::sourcelist="$staging/sources.list" -o Dir::Etc::sourceparts=- \\
-    -o Dir::State::lists="$staging/lists" -o Dir::Cache="$staging/cache" -o Dir::State::status=/dev/null \\
-    -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
-}
-apt update
-apt download prometheus
-dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x -C "$staging/files" ./usr/bin/promtool
-chmod 755 "$staging/files/usr/bin/promtool"
-mv -f "$staging/files/usr/bin/promtool" "$cache/promtool"
-`
-
-const promtool = () => {
-  const named = process.env["DLOCK_PROMTOOL"]
-  if (named !== undefined && named !== "") {
-    if (runs(named)) return named
-    process.stderr.write(`DLOCK_PROMTOOL is ${named}, which does not run as promtool: correct or unset it\n`)
-    process.exit(2)
-  }
-  const cache = join(root, ".dlock/promtool")
-  const installed = join(cache, "promtool")
-  for (const candidate of [
-    ...(process.env["PATH"] ?? "").split(delimiter).map((directory) => join(directory, "promtool")),
-    installed
-  ]) {
-    if (existsSync(candidate) && runs(candidate)) return candidate
-  }
-  process.stderr.write("no promtool here: downloading Debian's to .dlock/promtool ...\n")
-  mkdirSync(cache, { recursive: true })
-  const { stderr, status } = spawnSync("/bin/sh", ["-c", downloadScript, "sh", cache], {
-    encoding: "utf8",
-    timeout: 300_000
-  })
-  if (status === 0 && runs(installed)) return installed
-  process.stderr.write(
-    `it could not be downloaded (${stderr?.trim().split("\n").at(-1) ?? "no shell"}).\n` +
-      "Either install Prometheus and have promtool on the PATH, or name the binary in DLOCK_PROMTOOL, " +
-      `or put it at ${installed} (it can be copied out of a container image).\n`
-  )
-  process.exit(6)
-}
-
-const binary = promtool()
+const binary = tool("promtool")
 const call = (args, input) => {
   const { status, stderr, stdout } = spawnSync(binary, args, { cwd: prometheus, encoding: "utf8", input })
   return { ok: status === 0, output: `${stdout}${stderr}` }
@@ -120,6 +55,7 @@ const exposition = Effect.gen(function* () {
   const { lock, lockClient, payment, process, rail, railEvidence, reconciler } = Metrics
   yield* Metrics.register(lock, lockClient, payment, rail, railEvidence, reconciler, process)
   yield* Metric.update(payment.fencingEnabled, 1)
+  yield* Metric.update(payment.fencingDatabase, 1)
   yield* Metric.value(Metrics.httpServerRequest("GET", "/v1/locks/:key", "2xx"))
   return yield* PrometheusMetrics.format()
 }).pipe(Effect.provideService(Metric.MetricRegistry, new Map()))
