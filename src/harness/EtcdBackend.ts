@@ -72,7 +72,7 @@ export const start = (replicated: boolean) =>
  * Every write to etcd from the first on, in the order of revisions. etcd keeps no time, so an event has that of its arrival
  * here. What deleted a lock is told by another key, in the same transaction or, for what ended by itself, later.
  */
-const followEtcd = Effect.fnUntraced(function* (endpoints: ReadonlyArray<string>) {
+export const followEtcd = Effect.fnUntraced(function* (endpoints: ReadonlyArray<string>) {
   const at = layout("/dlock/")
   const connect = Effect.acquireRelease(
     Effect.sync(() => new Etcd3({ hosts: [...endpoints], faultHandling: { global: noop, host: () => noop } })),

@@ -57,7 +57,7 @@ export interface CallFault {
 export interface HttpTap {
   readonly port: number
   /** Where calls go to from now on: a service that was restarted has another port. */
-  readonly retarget: (port: number) => void
+  readonly retarget: (port: number, host?: string) => void
   readonly plant: (fault: CallFault) => { readonly hits: () => number }
 }
 
@@ -116,6 +116,7 @@ export const start = Effect.fnUntraced(function* (
   const planted: Array<CallFault & { hits: number }> = []
   const sockets = new Set<net.Socket>()
   let targetPort = 0
+  let targetHost = "127.0.0.1"
 
   const pass = (
     request: http.IncomingMessage,
@@ -153,7 +154,7 @@ export const start = Effect.fnUntraced(function* (
     tell(call)
     const upstream = http.request(
       {
-        host: "127.0.0.1",
+        host: targetHost,
         port: targetPort,
         method: request.method,
         path: url,
@@ -258,8 +259,9 @@ export const start = Effect.fnUntraced(function* (
   const address = server.address()
   return {
     port: typeof address === "object" && address !== null ? address.port : 0,
-    retarget: (port) => {
+    retarget: (port, host = "127.0.0.1") => {
       targetPort = port
+      targetHost = host
     },
     plant: (fault) => {
       // Counted from now on.

@@ -16,6 +16,8 @@ export interface LockBackend {
   readonly kind: BackendKind
   /** Several servers: killing it is a failover, not an outage that lasts. */
   readonly replicated: boolean
+  /** Where it is seen from here. Absent: 127.0.0.1. */
+  readonly host?: string
   /** Where its clients find it; what has failed over has moved. */
   readonly ports: Effect.Effect<ReadonlyArray<number>>
   /** Settings of a lock service that reaches it at these ports. */

@@ -58,6 +58,8 @@ export interface ProcessWorldOptions {
   /** Of its own: nothing else may work off what is ordered there. */
   readonly database: string
   readonly switches: FencingSwitches
+  /** When "not found at the rail" is believed. Default: the lab's. */
+  readonly policy?: Paydb.LabPolicy
   /** This machine, as the participants reach it. Default: 127.0.0.1, they are processes of it. */
   readonly host?: string | undefined
 }

@@ -123,14 +123,39 @@ export const make: Effect.Effect<Processes, HarnessError, Scope.Scope> = Effect.
             return Effect.fail(new HarnessError({ step: `start ${name}`, message: "the process could not be started" }))
           }
           guard.stdin.write(`${child.pid}\n`)
-          return Effect.succeed(observe(name, child, child.pid))
+          return Effect.succeed(observe(name, child, onThisMachine(child, child.pid)))
         }),
         (service) => service.stop
       )
   }
 })
 
-const observe = (name: string, child: ChildProcess, pid: number): ServiceProcess => {
+/** How a process is reached: by the kernel of this machine, or through whatever it runs in. */
+export interface Control {
+  /** In the namespace that its signals go through. */
+  readonly pid: () => number
+  readonly signal: (which: NodeJS.Signals) => Effect.Effect<void>
+  /** The state letter of /proc: R, S, D, T (stopped), Z; `gone` when there is no such process. */
+  readonly state: Effect.Effect<string>
+  /** Where it is reached from here, once it has said that it listens. */
+  readonly addressOf: (listening: LogRecord) => { readonly url: string; readonly managementUrl: string }
+}
+
+const onThisMachine = (child: ChildProcess, pid: number): Control => ({
+  pid: () => pid,
+  signal: (which) =>
+    Effect.sync(() => {
+      child.kill(which)
+    }),
+  state: Effect.sync(() => kernelState(pid)),
+  addressOf: (record) => ({
+    url: `http://127.0.0.1:${String(record["port"])}`,
+    managementUrl: `http://127.0.0.1:${String(record["managementPort"])}`
+  })
+})
+
+/** `child` writes the log of the process to its stdout and ends with it: the process itself, or who follows it. */
+export const observe = (name: string, child: ChildProcess, control: Control): ServiceProcess => {
   const log: Array<LogRecord> = []
   let stderr = ""
   let exitCode: number | null | undefined
@@ -195,24 +220,17 @@ const observe = (name: string, child: ChildProcess, pid: number): ServiceProcess
     )
 
   const signal = (which: NodeJS.Signals) =>
-    Effect.sync(() => {
-      if (exitCode === undefined) child.kill(which)
-    })
+    Effect.suspend(() => (exitCode === undefined ? control.signal(which) : Effect.void))
   const awaitState = (description: string, holds: (state: string) => boolean) =>
-    waitUntil(
-      `${name}: ${description}`,
-      Effect.sync(() => holds(kernelState(pid))),
-      "5 seconds"
-    )
+    waitUntil(`${name}: ${description}`, Effect.map(control.state, holds), "5 seconds")
   return {
     name,
-    pid,
+    get pid() {
+      return control.pid()
+    },
     log,
     awaitRecord,
-    listening: Effect.map(awaitRecord("listens", isEvent("listening"), "30 seconds"), (record) => ({
-      url: `http://127.0.0.1:${String(record["port"])}`,
-      managementUrl: `http://127.0.0.1:${String(record["managementPort"])}`
-    })),
+    listening: Effect.map(awaitRecord("listens", isEvent("listening"), "30 seconds"), control.addressOf),
     awaitStopped: awaitState("is stopped", (state) => state === "T"),
     pause: Effect.andThen(
       signal("SIGSTOP"),
@@ -231,7 +249,7 @@ const observe = (name: string, child: ChildProcess, pid: number): ServiceProcess
     ),
     stop: Effect.gen(function* () {
       // A stopped process would only see SIGTERM once it is continued.
-      if (kernelState(pid) === "T") yield* signal("SIGKILL")
+      if ((yield* control.state) === "T") yield* signal("SIGKILL")
       yield* signal("SIGTERM")
       yield* Deferred.await(ended).pipe(
         Effect.timeoutOrElse({

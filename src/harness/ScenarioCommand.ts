@@ -24,8 +24,8 @@ const run = Command.make(
   {
     scenario: Argument.String("scenario").pipe(Argument.withDescription("uc-01 .. uc-08, uc-03b, all or variants")),
     backend,
-    target: Flag.Literals("target", ["processes"]).pipe(
-      Flag.withDescription("where the system runs"),
+    target: Flag.Literals("target", ["processes", "compose", "kubernetes"]).pipe(
+      Flag.withDescription("where the system runs: this machine, containers of compose.yaml, or pods"),
       Flag.withDefault("processes" as const)
     ),
     paymentFencing: onOff("payment-fencing", "fence point (a), at payment-resource"),

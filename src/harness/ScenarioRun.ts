@@ -8,13 +8,13 @@
 import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
 import { Console, Effect } from "effect"
 import { type FencingSwitches, fencingOn } from "../core/Fencing.ts"
-import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
 import { Exited, exitCodes } from "../services/platform/ExitCodes.ts"
 import { run as runDrill, type DrillReport } from "./DrillRun.ts"
 import { type Drill, drillsOf } from "./Drills.ts"
 import { tapTime } from "./HttpTap.ts"
-import { type BackendKind, start as startBackend, wrong } from "./LockBackends.ts"
-import { type HarnessError, make as makeProcesses, type Processes } from "./Processes.ts"
+import * as Ground from "./Ground.ts"
+import type { BackendKind } from "./LockBackends.ts"
+import type { HarnessError } from "./Processes.ts"
 import * as ProcessWorld from "./ProcessWorld.ts"
 import { isHarmOf } from "./RunJudge.ts"
 import { writeReports } from "./RunReports.ts"
@@ -22,6 +22,7 @@ import { writeReports } from "./RunReports.ts"
 export interface ScenarioOptions {
   readonly scenario: string
   readonly backend: BackendKind
+  readonly target: Ground.Target
   readonly paymentFencing: boolean
   readonly railFencing: boolean
   readonly rounds: number
@@ -80,20 +81,21 @@ const runLane = Effect.fnUntraced(function* (
   lane: Lane,
   index: number,
   around: {
-    readonly processes: Processes
-    readonly payServer: EmbeddedPostgres.EmbeddedServer
+    readonly ground: Ground.Ground
     readonly options: ScenarioOptions
     readonly say: (text: string) => Effect.Effect<void>
     readonly done: (result: Result) => Effect.Effect<void>
   }
 ) {
-  const { options, payServer, processes, say } = around
+  const { ground, options, say } = around
+  const { host, payServer, processes } = ground
   const switches = { payment: options.paymentFencing, rail: options.railFencing }
-  const backend = yield* startBackend(options.backend, lane.replicated)
+  const backend = yield* ground.backend(lane.replicated)
   const world = yield* ProcessWorld.make({
     processes,
     backend,
     payServer,
+    host,
     database: `paydb_${index + 1}`,
     switches
   })
@@ -124,22 +126,22 @@ export const run = Effect.fnUntraced(
       return yield* new Exited({ code: exitCodes.usage })
     }
     const on = options.paymentFencing && options.railFencing
-    const drills = on ? found : found.filter(({ control }) => control)
+    const wanted = on ? found : found.filter(({ control }) => control)
+    // compose.yaml and the manifests have one backend each, with nobody to take over at our command.
+    const drills = options.target === "processes" ? wanted : wanted.filter(({ replicated }) => !replicated)
     if (drills.length === 0) {
-      yield* Console.error(`${options.scenario} says nothing with a fence off: only uc-03 does`)
+      yield* Console.error(
+        on
+          ? `${options.scenario} needs a backend with somebody to take over: --target processes`
+          : `${options.scenario} says nothing with a fence off: only uc-03 does`
+      )
       return yield* new Exited({ code: exitCodes.usage })
     }
     const startedAt = tapTime()
     const say = (text: string) =>
       Console.error(`${((tapTime() - startedAt) / 1_000).toFixed(1).padStart(6)} s  ${text}`)
     yield* say(`starting PostgreSQL, ${options.backend === "pg" ? "" : "etcd "}and every service`)
-    const processes = yield* makeProcesses
-    const payServer = yield* EmbeddedPostgres.start({
-      storage: { kind: "temporary" },
-      // Nobody kills it.
-      fast: true,
-      settings: { max_connections: "200" }
-    }).pipe(Effect.mapError(wrong("start PostgreSQL")))
+    const ground = yield* Ground.start(options.target, options.backend)
     const results: Array<Result> = []
     const done = (result: Result) =>
       Effect.gen(function* () {
@@ -147,8 +149,8 @@ export const run = Effect.fnUntraced(
         yield* say(line(result))
         for (const text of detail(result)) yield* say(`    ${text}`)
       })
-    const lanes = lanesOf(drills)
-    yield* Effect.forEach(lanes, (lane, index) => runLane(lane, index, { processes, payServer, options, say, done }), {
+    const lanes = ground.manyBackends ? lanesOf(drills) : [{ replicated: false, drills }]
+    yield* Effect.forEach(lanes, (lane, index) => runLane(lane, index, { ground, options, say, done }), {
       // More would only wait for each other on two cores.
       concurrency: 2,
       discard: true

@@ -55,7 +55,6 @@ export interface Counts {
 }
 
 export interface TcpFaults {
-  /** On 127.0.0.1. */
   readonly port: number
   /** What is not named stays as it is. */
   readonly set: (rules: {
@@ -78,6 +77,8 @@ export interface TcpFaults {
 
 export interface TcpFaultsOptions {
   readonly target: { readonly host?: string; readonly port: number }
+  /** Where it listens. Default: 127.0.0.1. */
+  readonly host?: string
   /**
    * What an answer is. `http2`: the response of a stream (gRPC). `postgres`: what ends in ReadyForQuery. Default:
    * `bytes`, the first ones that come down after some have gone up.
@@ -209,7 +210,7 @@ export const start = Effect.fnUntraced(function* (
     Effect.callback<net.Server, TcpFaultsError>((resume) => {
       const server = net.createServer(accept)
       server.once("error", (cause) => resume(Effect.fail(new TcpFaultsError({ message: cause.message }))))
-      server.listen(0, "127.0.0.1", () => resume(Effect.succeed(server)))
+      server.listen(0, options.host ?? "127.0.0.1", () => resume(Effect.succeed(server)))
     }),
     (server) =>
       Effect.callback<void>((resume) => {
