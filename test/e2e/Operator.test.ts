@@ -29,6 +29,8 @@ interface Installation {
     environment?: Readonly<Record<string, string>>
   ) => Effect.Effect<ServiceProcess, HarnessError, Scope.Scope>
   readonly rail: ServiceProcess
+  /** Changes lockdb as only its owner could. */
+  readonly lockdb: (statement: string) => Effect.Effect<unknown>
 }
 
 class Running extends Context.Service<Running, Installation>()("test/e2e/Operator/Running") {
@@ -76,6 +78,8 @@ class Running extends Context.Service<Running, Installation>()("test/e2e/Operato
         },
         railUrl,
         rail: proxy,
+        lockdb: (statement) =>
+          Effect.orDie(Effect.scoped(Effect.flatMap(lock.pool({ maxConnections: 1 }), (sql) => sql.unsafe(statement)))),
         logs: () => processes.flatMap(({ log }) => log),
         worker: (name, environment = {}) =>
           start(name, "payout-executor", {
@@ -104,6 +108,16 @@ const openAccount = (url: string, accountId: string) =>
       headers: { "content-type": "application/json", "x-owner-id": "test" },
       body: JSON.stringify({ accountId, currency: "EUR", openingBalanceMinor: "10000" })
     })
+  )
+
+const post = (url: string, body: object) =>
+  Effect.promise((signal) =>
+    fetch(url, {
+      method: "POST",
+      signal,
+      headers: { "content-type": "application/json", "x-owner-id": "hangs" },
+      body: JSON.stringify(body)
+    }).then((response) => response.json() as Promise<Record<string, unknown>>)
   )
 
 const order = Effect.fnUntraced(function* (environment: Readonly<Record<string, string>>, accountId: string) {
@@ -262,6 +276,110 @@ layer(Running.layer, { excludeTestServices: true, timeout: "120 seconds" })(
             4
           )
           assert.strictEqual(twice["code"], "ILLEGAL_TRANSITION")
+        }),
+      180_000
+    )
+
+    it.effect(
+      "cancels, fences at once, examines and repairs, and is told no with a code that says which",
+      () =>
+        Effect.gen(function* () {
+          const { environment, lockdb: change } = yield* Running
+          const lockUrl = environment["LOCK_URL"] ?? ""
+          yield* openAccount(environment["PAYMENT_URL"] ?? "", "acct-cancel")
+          const payoutId = yield* order(environment, "acct-cancel")
+
+          const cancelled = yield* document(
+            ["payouts", "cancel", payoutId, "--reason", "ordered by mistake", "--yes"],
+            environment
+          )
+          assert.deepStrictEqual([cancelled["state"], cancelled["failReason"]], ["FAILED", "CANCELLED"])
+          const again = yield* document(
+            ["payouts", "cancel", payoutId, "--reason", "ordered by mistake", "--yes"],
+            environment
+          )
+          assert.strictEqual(again["state"], "FAILED")
+
+          // A worker that took the lock and hangs before its claim: fenced by a claim that the operator makes.
+          const pending = yield* order(environment, "acct-cancel")
+          const session = yield* post(`${lockUrl}/v1/sessions`, { ttlMillis: 60_000 })
+          const grant = yield* post(`${lockUrl}/v1/locks/payout:acct-cancel/acquire`, {
+            sessionId: session["sessionId"],
+            ttlMillis: 60_000
+          })
+          const listed = yield* run(["sessions", "list"], environment)
+          assert.include(listed.stdout, String(session["sessionId"]))
+          const held = yield* run(["locks", "list", "--held"], environment)
+          assert.match(held.stdout, /payout:acct-cancel +yes/)
+          const revoked = yield* document(
+            ["locks", "revoke", "payout:acct-cancel", "--reason", "hangs before its claim", "--fence", "--yes"],
+            environment
+          )
+          const fenced = revoked["fenced"] as Record<string, unknown>
+          assert.strictEqual(fenced["payoutId"], pending)
+          assert.isTrue(BigInt(String(fenced["fence"])) > BigInt(String(grant["fencingToken"])))
+          const watched = yield* run(["locks", "watch", "payout:acct-cancel", "--until", "free", "--json"], environment)
+          assert.deepStrictEqual([watched.code, (JSON.parse(watched.stdout) as { event: string }).event], [0, "free"])
+
+          // Tokens that went back: found, and taken above every fence.
+          assert.strictEqual((yield* document(["tokens", "floor"], environment))["safe"], true)
+          yield* change("ALTER SEQUENCE lock.lock_token_seq RESTART WITH 1")
+          const low = yield* document(["tokens", "floor"], environment, 5)
+          assert.strictEqual(low["safe"], false)
+          const raised = yield* document(["tokens", "floor", "--raise", "--yes"], environment)
+          assert.deepStrictEqual([raised["safe"], raised["raised"], raised["minted"]], [true, true, low["floor"]])
+
+          const fences = yield* document(["fencing", "status"], environment)
+          assert.deepStrictEqual(
+            (fences["points"] as ReadonlyArray<Record<string, unknown>>).map(({ point, verdict }) => [point, verdict]),
+            [
+              ["resource", "on"],
+              ["rail", "on"]
+            ]
+          )
+
+          // The servers of these tests run without fsync, which is what a doctor is for.
+          const examined = yield* document(["doctor"], environment, 5)
+          const checks = examined["checks"] as ReadonlyArray<{ readonly name: string; readonly status: string }>
+          const failed = checks.filter(({ status }) => status === "FAIL").map(({ name }) => name)
+          assert.includeMembers(failed, ["lockdb fsync", "paydb fsync"])
+          // Also what lockdb says of itself is about the commits.
+          const unsafe = /fsync|full_page_writes|synchronous_commit|lockdb guards/
+          assert.isTrue(
+            failed.every((name) => unsafe.test(name)),
+            failed.join()
+          )
+          for (const name of [
+            "lock-server",
+            "payment-resource",
+            "rail-proxy",
+            "paydb guards",
+            "lockdb token sequence"
+          ]) {
+            assert.strictEqual(checks.find((check) => check.name === name)?.status, "ok", name)
+          }
+
+          const nobody = {
+            ...environment,
+            PAYMENT_URL: "http://127.0.0.1:9",
+            LOCK_MANAGEMENT_URL: "http://127.0.0.1:9"
+          }
+          const noPayout = "00000000-0000-4000-8000-000000000000"
+          for (const [code, args, where] of [
+            [2, ["locks", "get", "not a key"], environment],
+            [2, ["locks", "revoke", "payout:acct-cancel", "--reason", "short", "--yes"], environment],
+            [2, ["locks", "list"], { ...environment, LOCK_URL: "nowhere" }],
+            [3, ["locks", "get", "payout:acct-never"], environment],
+            [3, ["payouts", "explain", noPayout], environment],
+            [3, ["locks", "revoke", "payout:acct-cancel", "--reason", "nobody holds it", "--yes"], environment],
+            [6, ["payouts", "list"], nobody],
+            [6, ["locks", "list"], nobody]
+          ] as const) {
+            const answer = yield* run(args, where)
+            assert.strictEqual(answer.code, code, `${args.join(" ")}: ${answer.stdout}${answer.stderr}`)
+            assert.notStrictEqual(answer.stderr, "")
+          }
+          assert.include((yield* run(["locks", "list"], nobody)).stderr, "nobody answers at http://127.0.0.1:9")
         }),
       180_000
     )
