@@ -1,6 +1,6 @@
 /** Participants that only some runs have. They live in the harness, and reach the services through links of their own. */
 import { Clock, Effect, Schedule, type Scope } from "effect"
-import { HttpClient } from "effect/http"
+import type { HttpClient } from "effect/http"
 import { LockKey, OwnerId } from "../core/lock/Lock.ts"
 import { LockApi } from "../core/lock/LockApi.ts"
 import { defaults } from "../core/Settings.ts"
@@ -81,7 +81,7 @@ export const visitors = (stage: Stage, inside: Effect.Effect<void>): Act =>
   }).pipe(Effect.mapError((cause) => new HarnessError({ step: "visitors", message: words(cause) })))
 
 /** Sees that W1 is stopped and holds the lock, and takes it away. */
-export const operator = ({ keys, marks, say, world }: Stage): Act =>
+const operator = ({ keys, marks, say, world }: Stage): Act =>
   Effect.gen(function* () {
     yield* waitUntil(
       "w1 is stopped",
@@ -106,7 +106,7 @@ export const operator = ({ keys, marks, say, world }: Stage): Act =>
   })
 
 /** Holds one lock, and takes and frees another all the time, until it is interrupted. */
-export const prober = (stage: Stage): Act =>
+const prober = (stage: Stage): Act =>
   Effect.gen(function* () {
     // Longer than any failover: that it is forgotten is what would be wrong.
     const locks = yield* client(stage, "prober", 1, 15_000)
@@ -139,18 +139,14 @@ export const prober = (stage: Stage): Act =>
           lastAt = now
         })
       )
-      .pipe(
-        Effect.catch(() => Effect.void),
-        Effect.andThen(Effect.sleep("40 millis")),
-        Effect.forever
-      )
+      .pipe(Effect.ignore, Effect.andThen(Effect.sleep("40 millis")), Effect.forever)
     yield* Effect.raceFirst(held, busy)
   })
 
 const backlogAge = /^payout_backlog_age_seconds(?:\{[^}]*\})? ([0-9.e+-]+)/m
 
 /** Looks at the backlog until it has seen it grow older by a second and a half. */
-export const watcher = ({ figures, marks, world }: Stage): Act =>
+const watcher = ({ figures, marks, world }: Stage): Act =>
   Effect.gen(function* () {
     const { managementUrl } = yield* world.at("payment-resource")
     let least = Infinity
@@ -166,3 +162,6 @@ export const watcher = ({ figures, marks, world }: Stage): Act =>
       yield* Effect.sleep("300 millis")
     }
   })
+
+/** By the names that a plan has for them. */
+export const actors = { operator, prober, watcher }

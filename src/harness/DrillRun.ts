@@ -14,11 +14,11 @@ import type { Verdict } from "../sim/Judge.ts"
 import type { Fault } from "../sim/FaultPlan.ts"
 import { Marks } from "../sim/Marks.ts"
 import type { RunSpec } from "../sim/RunSpec.ts"
-import { amountMinor, openingMinor } from "../sim/Cluster.ts"
 import { phrases } from "../sim/Story.ts"
 import * as Actors from "./Actors.ts"
 import type { BackendKind } from "./LockBackends.ts"
 import { crashPointsOf, type Drill } from "./Drills.ts"
+import { AMOUNT_MINOR, OPENING_MINOR } from "./Experiment.ts"
 import { type Call, tapTime } from "./HttpTap.ts"
 import { lab, type ProcessWorld } from "./ProcessWorld.ts"
 import { HarnessError, type LogRecord, waitUntil } from "./Processes.ts"
@@ -157,7 +157,7 @@ export const run = Effect.fnUntraced(function* (
       yield* world.ask("POST", `${url}/v1/accounts`, {
         accountId,
         currency: "EUR",
-        openingBalanceMinor: String(openingMinor)
+        openingBalanceMinor: String(OPENING_MINOR)
       })
       accounts.add(accountId)
     }
@@ -165,7 +165,7 @@ export const run = Effect.fnUntraced(function* (
     yield* world.ask(
       "POST",
       `${url}/v1/payouts`,
-      { accountId, amountMinor: String(amountMinor), currency: "EUR", beneficiary: "NL00TEST0000000001" },
+      { accountId, amountMinor: String(AMOUNT_MINOR), currency: "EUR", beneficiary: "NL00TEST0000000001" },
       `order-${accountId}-${ordered}`
     )
   })
@@ -243,7 +243,7 @@ export const run = Effect.fnUntraced(function* (
       }
       if (drill.actors.includes("operator")) return yield* successor(grantOf(fault.node), 30_000)
       // A stopped proxy is let go when there is nobody left whom it could still surprise.
-      if (/^rail-proxy/.test(fault.node)) {
+      if (fault.node.startsWith("rail-proxy")) {
         return yield* Effect.ignore(waitUntil("everything is settled", settledOf, fault.millis))
       }
       yield* Effect.sleep(fault.millis)
@@ -314,7 +314,7 @@ export const run = Effect.fnUntraced(function* (
           if (when <= 0) {
             // Who works from now on works without it.
             yield* Effect.forkScoped(
-              Effect.raceFirst(Effect.sleep(fault.downMillis), seenEnough).pipe(
+              Effect.timeoutOption(seenEnough, fault.downMillis).pipe(
                 Effect.andThen(world.revive(fault.node)),
                 Effect.flatMap((back) => tell(fault, `${proof}; ${back}`))
               )
@@ -396,7 +396,7 @@ export const run = Effect.fnUntraced(function* (
     Effect.forkScoped(
       actor === "visitors"
         ? Actors.visitors(stage, Effect.asVoid(Deferred.succeed(inside, undefined)))
-        : Actors[actor](stage)
+        : Actors.actors[actor](stage)
     )
   )
   // The one who stays in is in before anybody comes.

@@ -206,7 +206,8 @@ const usedAfterLoss = ({ calls, logs }: Judgeable): ReadonlyArray<Verdict> => {
   const found: Array<Verdict> = []
   for (const { code, from, returned, token } of calls) {
     if (code === "FENCED_OUT" && token !== null && !stale.has(`${from} ${token}`)) {
-      told.set(`${from} ${token}`, returned)
+      const name = `${from} ${token}`
+      told.set(name, Math.min(told.get(name) ?? Infinity, returned))
     }
   }
   for (const { called, from, label, token } of calls) {

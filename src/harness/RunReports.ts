@@ -4,7 +4,7 @@
  * results of all as JUnit XML and JSON. A run that was also made with other fences (its JSON lies beside) is shown on the
  * same page, behind the switch.
  */
-import { Effect } from "effect"
+import { DateTime, Effect } from "effect"
 import { existsSync, mkdirSync, writeFileSync } from "node:fs"
 import { join, resolve } from "node:path"
 import { pathToFileURL } from "node:url"
@@ -15,7 +15,7 @@ import { HarnessError } from "./Processes.ts"
 import { runPage, type Shown } from "./RunPage.ts"
 import { judgeRun } from "./RunJudge.ts"
 import { observedOf, read, toJson } from "./SavedRun.ts"
-import { type Result, nameOf } from "./ScenarioRun.ts"
+import { nameOf, type Result } from "./RunResult.ts"
 import { timelinePage, type TimelineRun } from "./TimelinePage.ts"
 
 const slug = (name: string) => name.replaceAll(/[^a-z0-9]+/g, "-")
@@ -51,7 +51,7 @@ const shownOf = (report: DrillReport, file: string): Shown => ({
     `node dist/main.js sim replay ${file}`
   ],
   facts: [
-    ["began", new Date(report.startedAt).toISOString()],
+    ["began", DateTime.formatIso(DateTime.makeUnsafe(report.startedAt))],
     ["settled", `${report.settledAfterMillis} ms after the last fault`],
     ...Object.entries(report.figures).map(([name, value]) => [name, String(value)] as const),
     ...Object.entries(report.marks).map(([name, times]) => [name, `${times}x`] as const)

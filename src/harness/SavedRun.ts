@@ -3,7 +3,7 @@
 import { Effect, Schema } from "effect"
 import { readFileSync } from "node:fs"
 import { History } from "../core/History.ts"
-import { RunSpec } from "../sim/RunSpec.ts"
+import { fromLine, type RunSpec, toLine } from "../sim/RunSpec.ts"
 import type { DrillReport } from "./DrillRun.ts"
 import { HarnessError, type LogRecord } from "./Processes.ts"
 
@@ -41,11 +41,12 @@ const SavedSpan = Schema.Struct({
   peer: Schema.optionalKey(Schema.String)
 })
 
-export const SavedRun = Schema.Struct({
+const Saved = Schema.Struct({
   format: Schema.Literal("dlock-run-1"),
   name: Schema.String,
   backend: Schema.String,
-  spec: RunSpec,
+  /** The plan as one line: what was added to plans since is as it was then. */
+  line: Schema.String,
   paysLate: Schema.Boolean,
   boundMillis: Schema.Finite,
   faults: Schema.Array(Schema.String),
@@ -54,9 +55,9 @@ export const SavedRun = Schema.Struct({
   spans: Schema.Array(SavedSpan),
   logs: Schema.Record(Schema.String, Schema.Array(Schema.Record(Schema.String, Schema.Unknown)))
 })
-export type SavedRun = typeof SavedRun.Type
+export type SavedRun = typeof Saved.Type & { readonly spec: RunSpec }
 
-const codec = Schema.fromJsonString(Schema.toCodecJson(SavedRun))
+const codec = Schema.fromJsonString(Schema.toCodecJson(Saved))
 const encode = Schema.encodeEffect(codec)
 const decode = Schema.decodeUnknownEffect(codec)
 const decodeHistory = Schema.decodeUnknownEffect(Schema.fromJsonString(Schema.toCodecJson(History)))
@@ -75,7 +76,7 @@ export const toJson = (report: DrillReport): Effect.Effect<string, HarnessError>
     format: "dlock-run-1",
     name: report.drill.name,
     backend: report.backend,
-    spec: report.spec,
+    line: toLine(report.spec),
     paysLate: report.drill.paysLate,
     boundMillis: report.drill.boundMillis,
     faults: report.dealt.map(({ fault, proof }) => `${fault}: ${proof ?? "not seen to take"}`),
@@ -94,6 +95,9 @@ export const observedOf = (saved: SavedRun) => ({
   logs: saved.logs as unknown as Readonly<Record<string, ReadonlyArray<LogRecord>>>
 })
 
+const planned = (saved: typeof Saved.Type) =>
+  Effect.try({ try: (): SavedRun => ({ ...saved, spec: fromLine(saved.line) }), catch: failed("read the plan") })
+
 export type Read =
   | { readonly kind: "run"; readonly run: SavedRun }
   /** A bare history, as of a production ledger. */
@@ -103,6 +107,6 @@ export const read = (file: string): Effect.Effect<Read, HarnessError> =>
   Effect.gen(function* () {
     const text = yield* Effect.try({ try: () => readFileSync(file, "utf8"), catch: failed(`read ${file}`) })
     return text.includes('"dlock-run-1"')
-      ? { kind: "run" as const, run: yield* decode(text) }
+      ? { kind: "run" as const, run: yield* Effect.flatMap(decode(text), planned) }
       : { kind: "history" as const, history: yield* decodeHistory(text) }
   }).pipe(Effect.mapError((cause) => (cause instanceof HarnessError ? cause : failed(`read ${file}`)(cause))))

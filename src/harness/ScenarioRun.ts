@@ -9,15 +9,14 @@ import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
 import { Console, Effect } from "effect"
 import { type FencingSwitches, fencingOn } from "../core/Fencing.ts"
 import { Exited, exitCodes } from "../services/platform/ExitCodes.ts"
-import { run as runDrill, type DrillReport } from "./DrillRun.ts"
+import { run as runDrill } from "./DrillRun.ts"
 import { type Drill, drillsOf } from "./Drills.ts"
 import { tapTime } from "./HttpTap.ts"
 import * as Ground from "./Ground.ts"
 import type { BackendKind } from "./LockBackends.ts"
-import type { HarnessError } from "./Processes.ts"
 import * as ProcessWorld from "./ProcessWorld.ts"
-import { isHarmOf } from "./RunJudge.ts"
 import { writeReports } from "./RunReports.ts"
+import { nameOf, type Result, resultOf } from "./RunResult.ts"
 
 export interface ScenarioOptions {
   readonly scenario: string
@@ -30,35 +29,6 @@ export interface ScenarioOptions {
   readonly json: boolean
 }
 
-/** What came of one run. `not run`: the experiment itself failed, which says nothing of the system. */
-export type Result =
-  | { readonly outcome: "held" | "corrupted"; readonly ok: true; readonly report: DrillReport; readonly round: number }
-  | {
-      readonly outcome: "violated" | "unproven"
-      readonly ok: false
-      readonly report: DrillReport
-      readonly round: number
-    }
-  | {
-      readonly outcome: "not run"
-      readonly ok: false
-      readonly drill: Drill
-      readonly error: HarnessError
-      readonly round: number
-    }
-
-/** With every fence on nothing may be violated; with one off exactly its harm must be done. */
-export const resultOf = (report: DrillReport, switches: FencingSwitches, round: number): Result => {
-  const unproven = report.missing.length > 0 || report.dealt.some(({ proof }) => proof === undefined)
-  const on = switches.payment && switches.rail
-  if (on ? report.verdicts.length > 0 : !isHarmOf(report.verdicts, switches)) {
-    return { outcome: "violated", ok: false, report, round }
-  }
-  // What a fence refuses is not promised where it is off.
-  if (on && unproven) return { outcome: "unproven", ok: false, report, round }
-  return { outcome: on ? "held" : "corrupted", ok: true, report, round }
-}
-
 interface Lane {
   readonly replicated: boolean
   readonly drills: ReadonlyArray<Drill>
@@ -69,7 +39,7 @@ const lanesOf = (drills: ReadonlyArray<Drill>): ReadonlyArray<Lane> => {
   const third = /^uc-(03b|05|07)/
   const lanes = [
     { replicated: false, drills: drills.filter(({ name }) => /^uc-(01|02|03|06|08)( |$)/.test(name)) },
-    { replicated: false, drills: drills.filter(({ name }) => /^uc-04/.test(name)) },
+    { replicated: false, drills: drills.filter(({ name }) => name.startsWith("uc-04")) },
     { replicated: drills.some(({ replicated }) => replicated), drills: drills.filter(({ name }) => third.test(name)) }
   ]
   return lanes.filter((lane) => lane.drills.length > 0)
@@ -184,9 +154,6 @@ const switchesOf = (options: ScenarioOptions): FencingSwitches =>
   options.paymentFencing && options.railFencing
     ? fencingOn
     : { payment: options.paymentFencing, rail: options.railFencing }
-
-export const nameOf = (result: Result): string =>
-  result.outcome === "not run" ? result.drill.name : result.report.drill.name
 
 const line = (result: Result): string => {
   const name = nameOf(result).padEnd(18)

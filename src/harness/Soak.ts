@@ -10,12 +10,12 @@ import { Clock, Console, Effect, Exit, Fiber, Scope } from "effect"
 import { type AccountId, lockKeyOf } from "../core/payment/Payout.ts"
 import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
 import { Exited, exitCodes } from "../services/platform/ExitCodes.ts"
-import { amountMinor } from "../sim/Cluster.ts"
 import { mix, Rng } from "../sim/Draw.ts"
 import { Marks } from "../sim/Marks.ts"
 import { simplest } from "../sim/RunSpec.ts"
 import type { DrillReport, Observed } from "./DrillRun.ts"
 import { soakDrill } from "./Drills.ts"
+import { AMOUNT_MINOR } from "./Experiment.ts"
 import { tapTime } from "./HttpTap.ts"
 import { type BackendKind, start as startBackend, wrong } from "./LockBackends.ts"
 import { type HarnessError, make as makeProcesses, waitUntil } from "./Processes.ts"
@@ -23,7 +23,7 @@ import * as ProcessWorld from "./ProcessWorld.ts"
 import { isHarmOf, judgeRun } from "./RunJudge.ts"
 import { markRun } from "./RunMarks.ts"
 import { writeReports } from "./RunReports.ts"
-import type { Result } from "./ScenarioRun.ts"
+import type { Result } from "./RunResult.ts"
 import type { StartOptions } from "./World.ts"
 
 export interface SoakOptions {
@@ -176,7 +176,7 @@ const soak = Effect.fnUntraced(function* (
     yield* world.ask("POST", `${paymentUrl}/v1/accounts`, {
       accountId,
       currency: "EUR",
-      openingBalanceMinor: String(amountMinor * BigInt(options.payouts))
+      openingBalanceMinor: String(AMOUNT_MINOR * options.payouts)
     })
   }
   const ordering = yield* Effect.forkScoped(
@@ -188,7 +188,7 @@ const soak = Effect.fnUntraced(function* (
             world.ask(
               "POST",
               `${url}/v1/payouts`,
-              { accountId, amountMinor: String(amountMinor), currency: "EUR", beneficiary: "NL00TEST0000000001" },
+              { accountId, amountMinor: String(AMOUNT_MINOR), currency: "EUR", beneficiary: "NL00TEST0000000001" },
               `soak-order-${n}`
             )
           )
