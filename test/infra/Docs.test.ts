@@ -21,6 +21,7 @@ import { actuatorRoutes } from "../../src/services/platform/Management.ts"
 import * as Migrations from "../../src/services/platform/Migrations.ts"
 import * as Pg from "../../src/services/platform/Pg.ts"
 import { envName, load, services } from "../../src/services/platform/ServiceConfig.ts"
+import { run as runOperator } from "../support/operator.ts"
 import { TestDatabase } from "../support/pg.ts"
 import { exported, foreign, scrapeLabels } from "./promql.ts"
 
@@ -33,9 +34,12 @@ const sourcesIn = (directory: string): ReadonlyArray<string> =>
     .readdirSync(directory, { recursive: true, encoding: "utf8" })
     .filter((file) => /\.(?:ts|sql)$/.test(file))
     .map((file) => fs.readFileSync(path.join(directory, file), "utf8"))
-const sources = [...sourcesIn("src/core"), ...sourcesIn("src/services"), fs.readFileSync("src/main.ts", "utf8")].join(
-  "\n"
-)
+const sources = [
+  ...sourcesIn("src/core"),
+  ...sourcesIn("src/services"),
+  ...sourcesIn("src/harness"),
+  fs.readFileSync("src/main.ts", "utf8")
+].join("\n")
 /** Texts and names of the program: events, codes, outcomes, columns. */
 const named = new Set(sources.match(/[A-Za-z][\w-]*/g))
 const tables = new Set(
@@ -68,14 +72,19 @@ const environment = new Set([
   "LOG_LEVEL",
   "NO_COLOR",
   "OTEL_EXPORTER_OTLP_ENDPOINT",
-  "DLOCK_PROMTOOL"
+  "DLOCK_PROMTOOL",
+  "DLOCK_PROMETHEUS"
 ])
 /** Of others, and shown as theirs. */
 const ofOthers = new Set([
   "etcd_disk_wal_fsync_duration_seconds",
   "heartbeat-interval",
   "election-timeout",
-  "synchronous_commit"
+  "synchronous_commit",
+  "pg_advisory_lock",
+  // Of a test's environment, and a property of a lock in a program.
+  "MONEY_SEED",
+  "lock.lost"
 ])
 
 /** What a text names and nobody has, in words. */
@@ -102,7 +111,7 @@ const problemsOf = (file: string, text: string): ReadonlyArray<string> => {
       if (!named.has(first)) found.push(`nothing is called ${first}`)
     }
   }
-  for (const [, command = ""] of text.matchAll(/node dist\/main\.js ([a-z-]+)/g)) {
+  for (const [, command = ""] of text.matchAll(/node dist\/main\.js ([a-z][a-z-]*)/g)) {
     if (!Object.hasOwn(services, command) && !new RegExp(`Command\\.make\\(\\s*"${command}"`).test(sources)) {
       found.push(`no command ${command}`)
     }
@@ -115,6 +124,19 @@ const problemsOf = (file: string, text: string): ReadonlyArray<string> => {
 
 const directory = "docs/runbooks"
 const files = [...fs.readdirSync(directory).map((file) => `${directory}/${file}`), "docs/operations.md"]
+/** The others, which have no SQL. */
+const pages = [
+  "README.md",
+  "CONTRIBUTING.md",
+  "docs/architecture.md",
+  "docs/decisions.md",
+  "docs/errors/README.md",
+  "docs/guarantees.md",
+  "docs/invariants.md",
+  "docs/sdk.md",
+  "docs/security.md",
+  "docs/store.md"
+]
 const read = (file: string) => fs.readFileSync(file, "utf8")
 
 describe("a document", () => {
@@ -127,16 +149,65 @@ describe("a document", () => {
     ["see `pay.violations`", "no table or view pay.violations"],
     ["answers `FENCED_OFF`", "nothing is called FENCED_OFF"],
     ["the field `fencedToken`", "nothing is called fencedToken"],
-    ["```\nnode dist/main.js payouts retry\n```", "no command payouts"],
+    ["```\nnode dist/main.js payout retry\n```", "no command payout"],
     ["[there](nowhere.md)", "a link to nothing: nowhere.md"]
   ]
   for (const [text, problem] of planted) {
     it(`is refused: ${problem}`, () => assert.include(problemsOf("docs/x.md", text), problem))
   }
 
-  for (const file of files) {
+  for (const file of [...files, ...pages]) {
     it(`is about this program: ${file}`, () => assert.deepStrictEqual(problemsOf(file, read(file)), []))
   }
+})
+
+// -----------------------------------------------------------------------------
+// commands
+// -----------------------------------------------------------------------------
+
+const operatorCommands = new Set(["locks", "sessions", "tokens", "payouts", "reconcile", "fencing", "doctor"])
+
+/** The words of a command line as a shell has them; what follows a `#` is not among them. */
+const wordsOf = (line: string) =>
+  [...line.replace(/\s#.*$/, "").matchAll(/'([^']*)'|(\S+)/g)].map(([, quoted, bare]) => quoted ?? bare ?? "")
+
+/** Every line `node dist/main.js ..` of an operator's command, in prose or in a block. */
+const commandLines = [...files, ...pages].flatMap((file) =>
+  [...read(file).matchAll(/node dist\/main\.js ([a-z]+ [^`\n]*|[a-z]+)/g)].flatMap(([, line = ""]) => {
+    const words = wordsOf(line)
+    return operatorCommands.has(words[0] ?? "") ? [{ file, words }] : []
+  })
+)
+
+/** What is wrong with a command line, in words: each of its flags must be one that its own help knows. */
+const problemsOfCommand = (words: ReadonlyArray<string>) =>
+  Effect.gen(function* () {
+    const path = words.slice(0, words.findIndex((word, at) => at > 0 && !/^[a-z]+$/.test(word)) >>> 0)
+    const help = yield* runOperator([...path, "--help"], {})
+    if (help.code !== 0 || help.stdout.includes("SUBCOMMANDS")) return [`no command ${path.join(" ")}`]
+    return words
+      .filter((word) => word.startsWith("--") && !new RegExp(`${word}\\b`).test(help.stdout))
+      .map((flag) => `${path.join(" ")} has no ${flag}`)
+  })
+
+describe("a command line of an operator", () => {
+  it.live("is refused when there is no such command or flag", () =>
+    Effect.gen(function* () {
+      assert.deepStrictEqual(yield* problemsOfCommand(["payouts", "retry", "X"]), ["no command payouts retry"])
+      assert.deepStrictEqual(yield* problemsOfCommand(["payouts"]), ["no command payouts"])
+      assert.deepStrictEqual(yield* problemsOfCommand(["locks", "list", "--all"]), ["locks list has no --all"])
+      assert.deepStrictEqual(yield* problemsOfCommand(["locks", "list", "--held"]), [])
+    })
+  )
+
+  it.live("is one that the program takes, wherever it is written", () =>
+    Effect.gen(function* () {
+      assert.isAbove(commandLines.length, 10)
+      for (const { file, words } of commandLines) {
+        assert.deepStrictEqual(yield* problemsOfCommand(words), [], `${file}: ${words.join(" ")}`)
+      }
+    })
+  )
 })
 
 // -----------------------------------------------------------------------------
