@@ -1,0 +1,3 @@
+output "state_bucket" {
+  value = google_storage_bucket.state.name
+}
