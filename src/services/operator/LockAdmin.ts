@@ -76,7 +76,7 @@ export const make = Effect.fnUntraced(function* ({ callTimeoutMillis, url }: Htt
       Effect.flatMap((response) => Effect.map(response.json, (body) => ({ status: response.status, body }))),
       Effect.flatMap(({ body, status }) =>
         status === 200
-          ? Effect.map(Schema.decodeUnknownEffect(schema)(body), (value): Answer<A> => ({ _tag: "Value", value }))
+          ? Effect.map(Schema.decodeEffect(schema)(body), (value): Answer<A> => ({ _tag: "Value", value }))
           : Effect.map(Schema.decodeUnknownEffect(EnvelopeCode)(body), (refusal): Answer<A> => ({
               _tag: "Refused",
               ...refusal

@@ -1,5 +1,6 @@
 /** Every check of the doctor finds what it is for, the fences are judged by both of their keys, a watch tells each change. */
 import { assert, describe, it } from "@effect/vitest"
+import { Effect } from "effect"
 import { FencingToken, LockKey, OwnerId, SessionId } from "../../../src/core/lock/Lock.ts"
 import { BackendUnavailable, FencedOut, LockNotFound } from "../../../src/core/lock/LockErrors.ts"
 import { version } from "../../../src/services/platform/Version.ts"
@@ -10,6 +11,7 @@ import { memberChecks } from "../../../src/services/operator/DoctorEtcd.ts"
 import { pointOf } from "../../../src/services/operator/Fencing.ts"
 import { eventsBetween } from "../../../src/services/operator/Locks.ts"
 import { table, told } from "../../../src/services/operator/Printing.ts"
+import { run } from "../../support/operator.ts"
 
 const statusOf = (checks: ReadonlyArray<Check>, name: string) => checks.find((check) => check.name === name)?.status
 
@@ -169,4 +171,32 @@ describe("what a command prints", () => {
     assert.strictEqual(told(away).message, "listPayouts: nobody answers at http://x:1/v1/payouts")
     assert.strictEqual(told(new Error("boom")).message, "boom")
   })
+})
+
+describe("the command line", () => {
+  it.live("completes in the shell, and says what each command takes", () =>
+    Effect.gen(function* () {
+      const completions = yield* run(["--completions", "bash"], {})
+      for (const word of ["revoke", "explain", "--expected-token", "--rail-reference"]) {
+        assert.include(completions.stdout, word)
+      }
+      for (const path of [
+        ["locks"],
+        ["locks", "revoke"],
+        ["payouts", "create"],
+        ["reconcile", "resolve"],
+        ["doctor"]
+      ]) {
+        const help = yield* run([...path, "--help"], {})
+        assert.deepStrictEqual([help.code, help.stderr], [0, ""], path.join(" "))
+        assert.include(help.stdout, `dlock ${path.join(" ")}`)
+      }
+    })
+  )
+
+  it.live("knows no retry", () =>
+    Effect.map(run(["payouts", "retry", "3f2b8a52-6a0e-4f6c-9f0e-6f1f6f0d7a11"], {}), ({ code }) =>
+      assert.strictEqual(code, 2)
+    )
+  )
 })
