@@ -4,7 +4,7 @@
  * results of all as JUnit XML and JSON. A run that was also made with other fences (its JSON lies beside) is shown on the
  * same page, behind the switch.
  */
-import { DateTime, Effect } from "effect"
+import { DateTime, Effect, Option } from "effect"
 import { existsSync, mkdirSync, writeFileSync } from "node:fs"
 import { join, resolve } from "node:path"
 import { pathToFileURL } from "node:url"
@@ -72,7 +72,10 @@ const others = (directory: string, report: DrillReport): Effect.Effect<ReadonlyA
     (switches) => {
       const file = join(directory, `${fileOf(report.drill.name, report.backend, switches)}.json`)
       if (!existsSync(file)) return Effect.succeed([])
-      return Effect.map(read(file), (found): ReadonlyArray<TimelineRun> => {
+      // One that an older version left there is not worth a failure.
+      return Effect.map(Effect.option(read(file)), (saved): ReadonlyArray<TimelineRun> => {
+        const found = Option.getOrUndefined(saved)
+        if (found === undefined) return []
         if (found.kind === "history") return []
         const { run } = found
         const observed = observedOf(run)
