@@ -8,7 +8,7 @@
  * takes longer than ten minutes; 6 when port 8080 or 9080 is taken. What it made is removed.
  */
 import { spawn, spawnSync } from "node:child_process"
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs"
+import { chmodSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs"
 import { connect } from "node:net"
 import { tmpdir } from "node:os"
 import { join } from "node:path"
@@ -48,6 +48,8 @@ const stepsOf = (readme) => {
 for (const port of [8080, 9080]) if (await isOpen(port)) fail(6, `port ${port} is taken: the README's commands need it`)
 
 const directory = mkdtempSync(join(tmpdir(), "dlock-quickstart-"))
+// As root PostgreSQL runs as another user, who must get in.
+chmodSync(directory, 0o755)
 const clone = join(directory, "dlock")
 const started = Date.now()
 const said = (text) => process.stdout.write(`${((Date.now() - started) / 1_000).toFixed(0).padStart(4)} s  ${text}\n`)
@@ -78,11 +80,13 @@ sh(`git clone -q '${root}' '${clone}'`, { cwd: directory })
 said("cloned")
 const { file, first, prints, program, second } = stepsOf(readFileSync(join(clone, "README.md"), "utf8"))
 // A reader's first terminal: everything up to the service, which stays.
-server = spawn("/bin/sh", ["-euc", first], { cwd: clone, detached: true, stdio: ["ignore", "ignore", "inherit"] })
+server = spawn("/bin/sh", ["-euc", first], { cwd: clone, detached: true, stdio: ["ignore", "pipe", "inherit"] })
+let lastWords = ""
+server.stdout.setEncoding("utf8").on("data", (text) => (lastWords = (lastWords + text).slice(-3_000)))
 while (!(await isOpen(8080))) {
   if (server.exitCode !== null) {
     clean()
-    fail(5, "the first block ended before lock-server listened")
+    fail(5, `the first block ended before lock-server listened:\n${lastWords}`)
   }
   if (Date.now() - started > LIMIT_MILLIS) {
     clean()
