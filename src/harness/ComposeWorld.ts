@@ -128,7 +128,8 @@ export const start = Effect.fnUntraced(function* (
         ? pgBackend({ inProject, host, port: lockPort, url: url(lockPort) })
         : etcdBackend({ inProject, host, port: lockPort }),
     host,
-    manyBackends: false
+    manyBackends: false,
+    run: ""
   }
 })
 
@@ -156,13 +157,19 @@ const inContainer = (options: {
   return {
     pid,
     signal: (which) =>
-      Effect.ignore(
-        Effect.suspend(() =>
-          which === "SIGSTOP" || which === "SIGCONT"
-            ? inside(`${which} in ${container}`, "/bin/sh", "-c", `kill -${which.slice(3)} ${pid()}`)
-            : docker(`${which} to ${container}`, ["kill", "--signal", which, container])
-        )
-      ),
+      Effect.suspend(() => {
+        if (which !== "SIGSTOP" && which !== "SIGCONT") {
+          return Effect.asVoid(docker(`${which} to ${container}`, ["kill", "--signal", which, container]))
+        }
+        return pid() === 1
+          ? Effect.fail(
+              new HarnessError({
+                step: `${which} in ${container}`,
+                message: "it is process 1, which no signal from inside its container can stop: run it with an init"
+              })
+            )
+          : Effect.asVoid(inside(`${which} in ${container}`, "/bin/sh", "-c", `kill -${which.slice(3)} ${pid()}`))
+      }),
     state: Effect.suspend(() => inside(`look at ${container}`, "/bin/cat", `/proc/${pid()}/stat`)).pipe(
       Effect.map((stat) => stat.slice(stat.lastIndexOf(")") + 2, stat.lastIndexOf(")") + 3)),
       Effect.orElseSucceed(() => "gone")

@@ -20,6 +20,8 @@ export interface Ground {
   readonly host: string
   /** Whether there can be several backends, and one with somebody to take over: then runs may overlap. */
   readonly manyBackends: boolean
+  /** Tells what this run makes from what others have made on the same ground; empty where there are no others. */
+  readonly run: string
 }
 
 export const start = (target: Target, kind: BackendKind): Effect.Effect<Ground, HarnessError, Scope.Scope> => {
@@ -52,6 +54,7 @@ const onThisMachine = Effect.fnUntraced(function* (kind: BackendKind) {
     payServer,
     backend: (replicated) => startBackend(kind, replicated),
     host: "127.0.0.1",
-    manyBackends: true
+    manyBackends: true,
+    run: ""
   } satisfies Ground
 })

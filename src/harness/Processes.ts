@@ -134,7 +134,7 @@ export const make: Effect.Effect<Processes, HarnessError, Scope.Scope> = Effect.
 export interface Control {
   /** In the namespace that its signals go through. */
   readonly pid: () => number
-  readonly signal: (which: NodeJS.Signals) => Effect.Effect<void>
+  readonly signal: (which: NodeJS.Signals) => Effect.Effect<void, HarnessError>
   /** The state letter of /proc: R, S, D, T (stopped), Z; `gone` when there is no such process. */
   readonly state: Effect.Effect<string>
   /** Where it is reached from here, once it has said that it listens. */
@@ -240,7 +240,7 @@ export const observe = (name: string, child: ChildProcess, control: Control): Se
       signal("SIGCONT"),
       awaitState("runs again", (state) => state !== "T")
     ),
-    kill: Effect.andThen(signal("SIGKILL"), Deferred.await(ended)),
+    kill: Effect.andThen(Effect.ignore(signal("SIGKILL")), Deferred.await(ended)),
     awaitEnded: Deferred.await(ended).pipe(
       Effect.timeoutOrElse({
         duration: "10 seconds",
@@ -249,12 +249,12 @@ export const observe = (name: string, child: ChildProcess, control: Control): Se
     ),
     stop: Effect.gen(function* () {
       // A stopped process would only see SIGTERM once it is continued.
-      if ((yield* control.state) === "T") yield* signal("SIGKILL")
-      yield* signal("SIGTERM")
+      if ((yield* control.state) === "T") yield* Effect.ignore(signal("SIGKILL"))
+      yield* Effect.ignore(signal("SIGTERM"))
       yield* Deferred.await(ended).pipe(
         Effect.timeoutOrElse({
           duration: "15 seconds",
-          orElse: () => Effect.andThen(signal("SIGKILL"), Deferred.await(ended))
+          orElse: () => Effect.andThen(Effect.ignore(signal("SIGKILL")), Deferred.await(ended))
         })
       )
       return exitCode ?? null

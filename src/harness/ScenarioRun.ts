@@ -66,7 +66,7 @@ const runLane = Effect.fnUntraced(function* (
     backend,
     payServer,
     host,
-    database: `paydb_${index + 1}`,
+    database: `paydb_${ground.run.replace("-", "_")}${index + 1}`,
     switches
   })
   for (let round = 1; round <= options.rounds; round++) {
@@ -75,7 +75,7 @@ const runLane = Effect.fnUntraced(function* (
       yield* say(`${name}: ${drill.shows}`)
       const result = yield* runDrill(world, drill, {
         switches,
-        id: `${slug(name)}-r${round}`,
+        id: `${ground.run}${slug(name)}-r${round}`,
         say: (text) => say(`${name}: ${text}`)
       }).pipe(
         Effect.map((report) => resultOf(report, switches, round)),
