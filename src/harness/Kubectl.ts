@@ -1,6 +1,6 @@
 // @effect-diagnostics nodeBuiltinImport:off
 /** What the experiment asks of a cluster, each as one call of kubectl in namespace `dlock`. */
-import { Effect } from "effect"
+import { Effect, type Scope } from "effect"
 import { type ChildProcess, spawn } from "node:child_process"
 import { run } from "./Commands.ts"
 import { HarnessError } from "./Processes.ts"
@@ -85,6 +85,16 @@ export const killPod = (pod: string): Effect.Effect<void, HarnessError> =>
 /** SIGTERM, and the time that the pod has for it. */
 export const endPod = (pod: string): Effect.Effect<void, HarnessError> =>
   Effect.asVoid(kubectl(`end ${pod}`, ["delete", "pod", pod, "--ignore-not-found", "--wait=false"]))
+
+/**
+ * Cut off from everything while the scope lasts: no policy but the one that denies means it any more. Silent, as a partition
+ * is; what is under way is dropped when the cluster enforces policies on connections that are open, which not every one does.
+ */
+export const isolate = (pod: string): Effect.Effect<void, HarnessError, Scope.Scope> => {
+  const label = (value: string) =>
+    Effect.asVoid(kubectl(`label ${pod} ${value}`, ["label", "pod", pod, `dlock-lab=${value}`, "--overwrite"]))
+  return Effect.acquireRelease(label("isolated"), () => Effect.ignore(label("participant")))
+}
 
 export const deletePods = (selector: string): Effect.Effect<void, HarnessError> =>
   Effect.asVoid(

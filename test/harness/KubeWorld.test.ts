@@ -77,6 +77,13 @@ describe.skipIf(!hasKubectl)("a participant that is a pod (with kubectl, which i
             yield* rail.resume
             assert.notStrictEqual(stateOf(real), "T")
             assert.include(cluster.commands, `/bin/sh -c kill -STOP ${real}`)
+            yield* Effect.scoped(
+              Effect.andThen(
+                Kubectl.isolate("lab-ab12-rail-1"),
+                Effect.sync(() => assert.strictEqual(pod?.object.metadata.labels?.["dlock-lab"], "isolated"))
+              )
+            )
+            assert.strictEqual(pod?.object.metadata.labels?.["dlock-lab"], "participant")
             // A stopped one does not keep the scope open.
             yield* rail.pause
             return real

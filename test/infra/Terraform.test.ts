@@ -100,7 +100,7 @@ describe("infra/terraform", () => {
   }
 
   it("gives an identity and a secret to exactly the workloads that the manifests have", () => {
-    const gcp = ["gcp", "gcp-pg", "gcp-etcd"]
+    const gcp = ["gcp", "gcp-pg", "gcp-etcd", "gke"]
       .flatMap((name) =>
         fs.readdirSync(`infra/k8s/components/${name}`).map((file) => read(`infra/k8s/components/${name}/${file}`))
       )

@@ -359,6 +359,7 @@ export const problemsOf = (objects: ReadonlyArray<Json>, overlay: Overlay): Read
     // A name that is not in this overlay is somebody's typing error, or a rule for nobody.
     for (const expression of list(policy, "spec/podSelector/matchExpressions")) {
       for (const value of list(expression, "values")) {
+        // It names both backends' workloads.
         const elsewhere = nameOf(policy) === "to-google"
         if (!elsewhere && !pods.some(({ name }) => name === value)) say(`${idOf(policy)}: there is no ${String(value)}`)
       }
@@ -414,7 +415,11 @@ export const problemsOf = (objects: ReadonlyArray<Json>, overlay: Overlay): Read
       }
       for (const from of list(container, "envFrom")) {
         const map = text(from, "configMapRef/name")
+        const secret = text(from, "secretRef/name")
         if (map !== "" && !has("ConfigMap", map)) say1(`there is no config map ${map}`)
+        if (secret !== "" && at(from, "secretRef/optional") !== true && !has("Secret", secret)) {
+          say1(`there is no secret ${secret}`)
+        }
       }
       for (const variable of list(container, "env")) {
         const secret = text(variable, "valueFrom/secretKeyRef/name")
@@ -491,7 +496,9 @@ export const problemsOf = (objects: ReadonlyArray<Json>, overlay: Overlay): Read
       if (text(endpoint, "port") !== "http-metrics") say1("is not scraped at http-metrics")
       const account = of("ServiceAccount").find((object) => nameOf(object) === name)
       const google = labels(account, "metadata/annotations")["iam.gke.io/gcp-service-account"]
-      if (google !== `dlock-${name}@dlock-lab.iam.gserviceaccount.com`) say1("has no identity at Google of its own")
+      if (overlay === "gcp-dev" && google !== `dlock-${name}@dlock-lab.iam.gserviceaccount.com`) {
+        say1("has no identity at Google of its own")
+      }
     }
     for (const callee of calls[name]) {
       if (!isAllowed(objects, { from: name, to: callee, port: "http" })) say1(`may not call ${callee}`)
@@ -545,7 +552,7 @@ export const problemsOf = (objects: ReadonlyArray<Json>, overlay: Overlay): Read
       say("the backup may not call etcd")
     if (isAllowed(objects, { from: "payout-executor", to: "dlock-etcd", port: "client" })) say("a worker reaches etcd")
   }
-  if (overlay === "local") {
+  if (overlay !== "gcp-dev") {
     for (const from of ["payment-resource", "rail-proxy", "migrate-paydb"]) {
       if (!isAllowed(objects, { from, to: "paydb", port: "postgres" })) say(`${from} may not call paydb`)
     }
