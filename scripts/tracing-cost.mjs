@@ -163,14 +163,9 @@ async function load(target, requests) {
     while (next < requests) {
       next++
       const key = `k-${name}-${next}`
-      const { fencingToken } = await call(
-        target,
-        "POST",
-        `/v1/locks/${key}/acquire`,
-        {},
-        { sessionId: target.sessionId }
-      )
-      await call(target, "DELETE", `/v1/locks/${key}`, { "x-fencing-token": fencingToken })
+      const grant = await call(target, "POST", `/v1/locks/${key}/acquire`, {}, { sessionId: target.sessionId })
+      if (grant.fencingToken === undefined) throw new Error(`the machine is too busy to measure: ${grant.message}`)
+      await call(target, "DELETE", `/v1/locks/${key}`, { "x-fencing-token": grant.fencingToken })
     }
   }
   await Promise.all(Array.from({ length: 8 }, (_, name) => worker(name)))
