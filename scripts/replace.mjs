@@ -169,6 +169,13 @@ const replace = async (service, old, { name, settings = {}, withinMillis }) => {
 const nameOf = (service) =>
   docker("inspect", "--format", "{{slice .Name 1}}", compose("ps", "--quiet", service).split("\n")[0])
 
+const clean = () => {
+  const ours = docker("ps", "--all", "--quiet", "--filter", `name=^/${project}-callers$`)
+  if (ours !== "") docker("rm", "--force", ours)
+}
+process.on("exit", clean)
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => process.exit(130))
+
 const load = await startCallers()
 await sleep(2_000)
 const findings = []

@@ -54,12 +54,12 @@ if missing $base; then
   ln -sf bash "$files/bin/sh"
   # Scripts name it by this path.
   [ -e "$files/usr/bin/env" ] || ln -s /bin/busybox "$files/usr/bin/env"
-  mkdir -p "$files"/{tmp,root,home/node,etc/ssl/certs,var/run/postgresql,var/lib/postgresql/data,docker-entrypoint-initdb.d}
+  mkdir -p "$files"/{tmp,root,etc/ssl/certs,var/run/postgresql,var/lib/postgresql/data,docker-entrypoint-initdb.d}
   chmod 1777 "$files/tmp"
   # The machine's own authorities, so that `npm ci` in a build trusts what the machine trusts.
   cp -L /etc/ssl/certs/ca-certificates.crt "$files/etc/ssl/certs/"
   printf '%s\n' root:x:0:0:root:/root:/bin/bash postgres:x:999:999::/var/lib/postgresql:/bin/bash \
-    node:x:1000:1000::/home/node:/bin/bash nobody:x:65534:65534::/:/bin/false >"$files/etc/passwd"
+    node:x:1000:1000::/tmp:/bin/bash nobody:x:65534:65534::/:/bin/false >"$files/etc/passwd"
   printf '%s\n' root:x:0: postgres:x:999: node:x:1000: nogroup:x:65534: >"$files/etc/group"
   # Owners are set by tar: the script need not be root.
   tar -C "$files" --owner=0 --group=0 -c . |

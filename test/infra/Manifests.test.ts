@@ -146,8 +146,8 @@ const onGoogle: ReadonlyArray<Mistake> = [
 const onEtcd: ReadonlyArray<Mistake> = [
   [
     "ConfigMap dlock-config",
-    "dlock-etcd-2.dlock-etcd:2379",
-    "dlock-etcd-3.dlock-etcd:2379",
+    "dlock-etcd-2.dlock-etcd.",
+    "dlock-etcd-3.dlock-etcd.",
     "there is no etcd dlock-etcd-3"
   ],
   ["PodDisruptionBudget dlock-etcd", "", "", "0 disruption budgets"],
