@@ -142,6 +142,39 @@ export const lockMutants: ReadonlyArray<Mutant> = [
       edit(store, "if (known !== undefined && sessionLives(known, now)) {", "if (known !== undefined && now < 0) {")
     ]
   },
+  {
+    id: "S03",
+    what: "a heartbeat keeps the grants of its session",
+    edits: [
+      before(
+        store,
+        "row.expiresAt = now + row.ttlMillis",
+        "for (const grant of grants.values()) if (grant.session === row && grant.end === null) grant.expiresAt = Math.max(grant.expiresAt, now + row.ttlMillis); "
+      )
+    ]
+  },
+  {
+    id: "S04",
+    what: "renew revives a lease that has run out",
+    edits: [
+      edit(
+        store,
+        "renew: (key, ownerId, token, ttlMillis) =>",
+        "renew: (key, ownerId, token, ttlMillis, revived = grants.get(key)?.token === token && Object.assign(grants.get(key) ?? {}, { end: null, expiresAt: Infinity })) =>"
+      )
+    ]
+  },
+  {
+    id: "S05",
+    what: "a dead session acquires",
+    edits: [
+      edit(
+        store,
+        "const session = liveSession(sessionId, ownerId, now) if (isFailure(session)) return session const name",
+        "const session = sessions.get(sessionId) ?? liveSession(sessionId, ownerId, now); if (isFailure(session)) return session; const name"
+      )
+    ]
+  },
 
   // ---- the lock client
   {
@@ -252,6 +285,44 @@ export const lockMutants: ReadonlyArray<Mutant> = [
     edits: [edit(held, "if (this.loss !== undefined) return Effect.fail(this.loss)", "")],
     survives: "whoever notices a loss interrupts the section, so nobody is left who could check again"
   },
+  {
+    id: "C03",
+    what: "there is no safety margin",
+    edits: [
+      edit(held, "grant.answer.ttlMillis - env.settings.safetyMarginMillis", "grant.answer.ttlMillis"),
+      edit(held, "answer.ttlMillis - settings.safetyMarginMillis", "answer.ttlMillis")
+    ]
+  },
+  {
+    id: "C04",
+    what: "a renewal's deadline counts from its answer",
+    edits: [
+      edit(
+        held,
+        "const deadline = deadlineOf(sentAt, answer.ttlMillis",
+        "const deadline = deadlineOf(yield* Clock.monotonicTimeNanos, answer.ttlMillis"
+      )
+    ]
+  },
+  {
+    id: "C05",
+    what: "the session's deadline counts from the heartbeat's answer",
+    edits: [
+      edit(
+        session,
+        "const deadline = deadlineOf(sentAt, answer.success.ttlMillis - margin)",
+        "const deadline = deadlineOf(yield* Clock.monotonicTimeNanos, answer.success.ttlMillis - margin)"
+      )
+    ],
+    // where the session can end before the lease
+    under: [{ scenario: "uc-03", fixed: { scale: "longLease" } }]
+  },
+  {
+    id: "C06",
+    what: "a loss does not stop the section",
+    edits: [edit(held, "this.body?.interruptUnsafe()", "void this.body")],
+    survives: "the section stops itself at its next check, and what it has sent meanwhile meets the fences"
+  },
 
   // ---- the lock service
   {
@@ -272,5 +343,17 @@ export const lockMutants: ReadonlyArray<Mutant> = [
       )
     ],
     survives: "a longer lease is answered as what it is, and the client counts on what is answered"
+  },
+  {
+    id: "L03",
+    what: "a release is answered and never reaches the store",
+    edits: [
+      edit(
+        service,
+        'write(instance, "release", instance.store.release(key, ownerId, token))',
+        "Effect.succeed({ heldMillis: 0 })"
+      )
+    ],
+    under: [{ scenario: "uc-01" }]
   }
 ]

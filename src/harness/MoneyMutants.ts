@@ -1,14 +1,11 @@
-/** Deliberate bugs of the two fences, the stores behind them, and of those who decide about payouts. */
+/** Deliberate bugs of the two fences and of the stores behind them. */
 import { edit, before, type Mutant } from "./Mutant.ts"
 
 const payments = "sim/SimPaymentStore.ts"
 const submissions = "sim/SimSubmissionStore.ts"
 const paydb = "sim/SimPaydb.ts"
-const turn = "payout-executor/PayoutTurn.ts"
 const proxy = "rail-proxy/RailService.ts"
-const reconciler = "reconciler/Reconciler.ts"
 const decision = "core/payment/Decision.ts"
-const payout = "core/payment/Payout.ts"
 const fencing = "core/Fencing.ts"
 const fenceMet = "const refused = enforced && !passes[meet](account.fence, token)"
 const ownClaim = 'const own = look.state === "CLAIMED" && (look.claimToken === token || !enforced)'
@@ -216,129 +213,34 @@ export const moneyMutants: ReadonlyArray<Mutant> = [
     edits: [edit(submissions, 'if (row.outcome === "INTENT") {', "if (row.outcome !== null) {")],
     survives: "the proxy writes the outcome of a submission once; that the store insists is a law of the store"
   },
-
-  // ---- who decides
   {
-    id: "M52",
-    what: "an ambiguous payout goes back to PENDING",
-    edits: [edit(decision, settled, `${settled}; if (to === "RAIL_AMBIGUOUS") return write("PENDING")`)],
-    under: [{ scenario: "uc-05" }]
-  },
-  {
-    id: "M53",
-    what: "a declined payout goes back to PENDING",
+    id: "P04",
+    what: "a seal takes no slot",
     edits: [
       edit(
-        decision,
-        settled,
-        `${settled}; if (to === "FAILED" && look.submission === "DECLINED") return write("PENDING")`
+        submissions,
+        "const row = existing ?? insert(order, request, reason)",
+        "const row = existing ?? insert(order, request, reason); if (existing === undefined) db.submissions.pop()"
       )
     ],
-    under: [{ scenario: "uc-05" }]
+    under: [{ scenario: "uc-04" }]
   },
   {
-    id: "M55",
-    what: "recovery submits without asking the record",
-    edits: [edit(turn, 'payout.nextStep === "SUBMIT" ? submit(', 'payout.nextStep !== "NONE" ? submit(')]
+    id: "P05",
+    what: "a token that has submitted one payout submits another",
+    edits: [edit(submissions, "return mark.payoutId === payoutId", "return mark.payoutId !== null")],
+    survives: "a token claims one payout, and only the claimant gets as far; the law 'one token, one payout' kills it"
   },
   {
-    id: "M56",
-    what: '"not found" at the rail is believed at once',
-    edits: [edit(paydb, "askedAt >= sent.sendBy + finalityWindowMillis", "askedAt >= 0")],
-    under: [
-      {
-        scenario: "uc-05",
-        // a payment that is on its way for longer than the reconciler asks
-        fixed: {
-          rail: [],
-          faults: [
-            { kind: "delay", from: "rail-proxy", to: "rail", label: "rail.pay", leg: "request", nth: 1, millis: 9_000 }
-          ]
-        }
-      }
-    ]
-  },
-  {
-    id: "D01",
-    what: "an unknown outcome counts as paid",
+    id: "P06",
+    what: "one 'not found' after the window is enough",
     edits: [
       edit(
         paydb,
-        'if (sent.outcome === "ACKED") return "EXECUTED"',
-        'if (sent.outcome === "ACKED" || sent.outcome === "TIMEOUT") return "EXECUTED"'
+        "return final.length >= minNotFound && spread >= minSpacingMillis * (minNotFound - 1)",
+        "return final.length >= 1"
       )
     ],
-    under: [{ scenario: "uc-05" }]
-  },
-  {
-    id: "D02",
-    what: "a payout whose outcome is awaited may be submitted",
-    edits: [
-      edit(
-        payout,
-        'return submission === "INTENT" ? "AWAIT" : "AMBIGUOUS"',
-        'return submission === "INTENT" ? "SUBMIT" : "AMBIGUOUS"'
-      )
-    ]
-  },
-  {
-    id: "D03",
-    what: "the rail's word is taken from a declined submission as paid",
-    edits: [edit(paydb, 'if (sent.outcome === "DECLINED" ||', 'if (sent.outcome === "DECLINED_" ||')],
-    under: [{ scenario: "uc-05" }],
-    survives: "the rail's lookup says REJECTED as well: the payout fails all the same, by way of the reconciler"
-  },
-  {
-    id: "E01",
-    what: "a write that was fenced out is repeated",
-    edits: [
-      edit(turn, 'const answerLost = ["BackendUnavailable"]', 'const answerLost = ["BackendUnavailable", "FencedOut"]')
-    ],
-    under: [{ scenario: "uc-06" }, { scenario: "uc-03" }],
-    survives:
-      "not reached: it takes a revocation and the successor's claim within what is left of one lease, between two renewals"
-  },
-  {
-    id: "E02",
-    what: "the executor does not look whether it still holds the lock",
-    edits: [edit(turn, ": lock.checkStillHeld\n", ": Effect.void\n")],
-    survives: "the check narrows a window that the fences close; the client's own watch stops the turn at the deadline"
-  },
-  {
-    id: "E03",
-    what: "the executor posts what it was told is ambiguous",
-    edits: [edit(turn, "return yield* ambiguous(work, REREADS)", "return yield* post(work, REREADS)")],
-    under: [{ scenario: "uc-05" }],
-    survives: "the resource wants evidence: the post is refused, the record is read again and says AMBIGUOUS"
-  },
-  {
-    id: "E04",
-    what: "a payout is claimed and never finished",
-    edits: [
-      edit(
-        turn,
-        "if (Result.isSuccess(answer)) return yield* post(work, REREADS)",
-        'if (Result.isSuccess(answer)) return "LATER"'
-      )
-    ],
-    survives: "the next turn finds the acknowledgement on record and posts: the recovery that UC-04 asks for"
-  },
-  {
-    id: "R01",
-    what: "the reconciler settles nothing",
-    edits: [edit(reconciler, 'if (payout.nextStep !== "RESOLVE") return', 'if (payout.nextStep !== "X") return')],
-    under: [{ scenario: "uc-05" }]
-  },
-  {
-    id: "R02",
-    what: "the reconciler asks the rail only once",
-    edits: [
-      edit(
-        reconciler,
-        'if (payout.nextStep === "LOOKUP") {',
-        'if (payout.nextStep === "LOOKUP" && !escalated.has(payoutId)) { escalated.add(payoutId);'
-      )
-    ],
-    under: [{ scenario: "uc-05" }]
+    survives: "the window alone is longer than any delivery; the second look is for a rail whose book lags behind"
   }
 ]

@@ -41,7 +41,9 @@ class Position extends fc.Arbitrary<number> {
 
 const position = (max: number): fc.Arbitrary<number> => new Position(max)
 
-type Arbitraries = Readonly<Record<Family, fc.Arbitrary<Fault>>>
+/** What a family draws: a fault, or some that mean something only together. */
+type Drawn = Fault | FaultPlan
+type Arbitraries = Readonly<Record<Family, fc.Arbitrary<Drawn>>>
 
 const servers = ["lock-server", "payment-resource", "rail-proxy", "lockdb", "paydb", "reconciler"] as const
 
@@ -187,6 +189,26 @@ const arbitrariesOf = (scenario: Scenario): Arbitraries => {
   return {
     hold: pause(worker, at(fc.constantFrom(...workerPoints))),
     leaseEnd,
+    // both stopped, so that the first comes back while the second is between its reading and its claim, or its claim and
+    // its submit: two stops at random places seldom meet
+    leapfrog: fc
+      .record({
+        swap: fc.boolean(),
+        first: fc.constantFrom("submit.before", "claim.before", "post.before"),
+        second: fc.constantFrom("claim.before", "submit.before", "acquire.after"),
+        firstMillis: times(2.5, 1.75, 3.5),
+        secondMillis: times(2.5, 1.1, 1.75, 3.5)
+      })
+      .map(({ first, firstMillis, second, secondMillis, swap }): FaultPlan => {
+        const stop = (node: string, name: string, millis: number): Fault => ({
+          kind: "pause",
+          node,
+          when: { at: "point", name, nth: 1 },
+          millis
+        })
+        const [one, two] = swap ? ["w2", "w1"] : ["w1", "w2"]
+        return [stop(one, first, firstMillis), stop(two, second, secondMillis)]
+      }),
     pause: pause(fc.constantFrom("w1", "w2", ...servers), behind(40)),
     serverHold: fc
       .record({ where: fc.constantFrom(...serverPoints), nth, millis: length })
@@ -238,7 +260,7 @@ const arbitrariesOf = (scenario: Scenario): Arbitraries => {
 }
 
 /** With empty first, so that a whole family goes away at once. */
-const family = (percent: number, fault: fc.Arbitrary<Fault>, maxLength: number): fc.Arbitrary<FaultPlan> =>
+const family = (percent: number, fault: fc.Arbitrary<Drawn>, maxLength: number): fc.Arbitrary<ReadonlyArray<Drawn>> =>
   percent >= 100
     ? fc.array(fault, { minLength: 1, maxLength })
     : fc.oneof(
@@ -252,7 +274,7 @@ const plan = (scenario: Scenario, everything: boolean): fc.Arbitrary<FaultPlan> 
   const families = (Object.keys(scenario.faults) as ReadonlyArray<Family>).map((name) =>
     family(everything ? 80 : (scenario.faults[name] ?? 0), arbitraries[name], everything ? 2 : 3)
   )
-  return fc.tuple(...families).map((plans) => plans.flat())
+  return fc.tuple(...families).map((plans) => plans.flat(2))
 }
 
 const sometimes = (percent: number, first: number, ...others: ReadonlyArray<number>) =>
@@ -298,12 +320,14 @@ export const specOf = (scenario: Scenario, fixed: Fixed = {}): fc.Arbitrary<RunS
       quantum: fc.constantFrom(0, 30, 4, 1, 0, 0, 0, 0, 0, 30, 4, 30, 0, 0, 30, 30),
       sliceMicrosMax: fc.constantFrom(0, 20, 500),
       jitterMicros: fc.constantFrom(0, 2_000, 30_000),
+      scale: longLease(scenario.moods > 0 ? 8 : 0),
       lossPerMille: sometimes(scenario.moods, 0, 5, 20, 60),
       duplicatePerMille: sometimes(scenario.moods, 0, 5, 20, 60),
       latePerMille: sometimes(scenario.moods, 0, 5, 20, 60),
       workers: between(scenario.workers),
       payouts: mostlyLeast(scenario.payouts),
       accounts: fc.integer({ min: 1, max: 2 }),
+      funds: sometimes(scenario.poor ?? 0, 4, 1, 0),
       lockServers: mostlyLeast(scenario.lockServers),
       rail: railFaults(scenario.rail, railFault),
       staleHolder: maybe(scenario.stale ?? 0),
@@ -318,6 +342,13 @@ export const specOf = (scenario: Scenario, fixed: Fixed = {}): fc.Arbitrary<RunS
     })
     .map((drawn) => consistent({ ...scenario.base, ...drawn, ...fixed }))
 }
+
+const longLease = (percent: number): fc.Arbitrary<RunSpec["scale"]> =>
+  fc.oneof(
+    { withCrossShrink: true },
+    { weight: 100 - percent, arbitrary: fc.constant("short" as const) },
+    { weight: percent, arbitrary: fc.constant("longLease" as const) }
+  )
 
 const maybe = (percent: number): fc.Arbitrary<boolean> =>
   percent === 0

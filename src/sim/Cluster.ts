@@ -35,7 +35,7 @@ import { NodeClock } from "./NodeClock.ts"
 import * as Observed from "./Observed.ts"
 import { Recorder } from "./Recorder.ts"
 import { commitNow, lockStoreAt, paymentStoreAt, submissionStoreAt } from "./RemoteStores.ts"
-import { finalityMillisOf, lateMillisMax, type RunSpec, settingsOf } from "./RunSpec.ts"
+import { finalityMillisOf, lateMillisMax, type RunSpec, settingsOf, simplest } from "./RunSpec.ts"
 import * as SimLockStore from "./SimLockStore.ts"
 import { type Endpoint, SimNetwork } from "./SimNetwork.ts"
 import * as SimPaydb from "./SimPaydb.ts"
@@ -45,8 +45,9 @@ import * as SimSubmissionStore from "./SimSubmissionStore.ts"
 import { typedWire, type Wire } from "./SimWire.ts"
 import { VirtualWorld } from "./VirtualWorld.ts"
 
-export const openingMinor = 10_000n
 export const amountMinor = 2_500n
+/** Of an account with funds for four payouts, as most have. */
+export const openingMinor = amountMinor * BigInt(simplest.funds)
 
 export interface Cluster {
   readonly spec: RunSpec
@@ -353,7 +354,8 @@ const order = (spec: RunSpec, store: PaymentStore["Service"]): void => {
     if (exit._tag === "Failure") throw new Error(`the fixture can not be made: ${String(exit.cause)}`)
   }
   for (let n = 1; n <= spec.accounts; n++) {
-    must(store.createAccount({ accountId: accountIdOf(n), currency: "EUR", openingBalanceMinor: openingMinor, actor }))
+    const openingBalanceMinor = amountMinor * BigInt(spec.funds)
+    must(store.createAccount({ accountId: accountIdOf(n), currency: "EUR", openingBalanceMinor, actor }))
   }
   for (let n = 1; n <= spec.payouts; n++) {
     must(

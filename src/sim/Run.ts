@@ -207,6 +207,7 @@ const markHistory = ({ paydb, recorder: { marks } }: Cluster, history: History):
   for (const { outcome } of history.submissions) {
     if (outcome === "DECLINED") marks.hit("the rail declined")
     if (outcome === "TIMEOUT") marks.hit("the rail was silent")
+    if (outcome === "VOIDED") marks.hit("failed for want of money")
   }
   for (const { payoutId, result } of paydb.lookups) {
     if (result === "EXECUTED" && paydb.payouts.get(payoutId)?.state === "FAILED")

@@ -22,13 +22,18 @@ export const RunSpec = Schema.Struct({
   lossPerMille: Schema.Int,
   duplicatePerMille: Schema.Int,
   latePerMille: Schema.Int,
-  /** `short`: a lease of 1 s and all else to scale, which is cheaper by the same factor. `production`: the defaults. */
-  scale: Schema.Literals(["short", "production"]),
+  /**
+   * `short`: a lease of 1 s and all else to scale, which is cheaper by the same factor. `longLease`: so long that the
+   * session can end before it. `production`: the defaults.
+   */
+  scale: Schema.Literals(["short", "longLease", "production"]),
   workers: Schema.Int,
   lockServers: Schema.Int,
   proxies: Schema.Int,
   accounts: Schema.Int,
   payouts: Schema.Int,
+  /** How many payouts the opening balance of an account pays: with less than are ordered, some fail for want of money. */
+  funds: Schema.Int,
   /** What the rail does with the submits it gets, in order; well-behaved afterwards. */
   rail: Schema.Array(Schema.Struct({ kind: SubmitFault, paid: Schema.Boolean })),
   /** The rail thinks about each submit for up to so long: that makes a section as long as a lease. */
@@ -66,6 +71,7 @@ export const simplest: RunSpec = {
   proxies: 1,
   accounts: 1,
   payouts: 1,
+  funds: 4,
   rail: [],
   railLatencyMillis: 0,
   railBlindMillis: 0,
@@ -113,7 +119,13 @@ const short: Settings = {
   reconcile: { intervalMillis: 2_000, slaMillis: 4 * 60 * 60 * 1_000 }
 }
 
-export const settingsOf = (spec: RunSpec): Settings => (spec.scale === "short" ? short : defaults)
+const longLease: Settings = {
+  ...short,
+  lock: { ...short.lock, defaultTtlMillis: 2_500, sessionTtlMillis: 2_000 }
+}
+
+export const settingsOf = ({ scale }: RunSpec): Settings =>
+  scale === "short" ? short : scale === "longLease" ? longLease : defaults
 
 const railSide = new Set(["rail-proxy", "rail", "paydb"])
 
@@ -137,7 +149,7 @@ const stallMillis = (fault: Fault): number => {
  * any delivery to the rail, so it is made longer than those of the plan. UC-03b alone breaks that, on purpose.
  */
 export const finalityMillisOf = (spec: RunSpec): number => {
-  const base = spec.scale === "short" ? 1_500 : 60_000
+  const base = spec.scale === "production" ? 60_000 : 1_500
   if (spec.scenario === "uc-03b") return base
   const late = spec.latePerMille > 0 || spec.duplicatePerMille > 0 ? lateMillisMax(spec) : 0
   return spec.faults.reduce((sum, fault) => sum + stallMillis(fault), base + late + spec.railBlindMillis)

@@ -13,6 +13,8 @@ export type Family =
   /** Stops at the named points of the workers' turn, and aimed at the end of a lease. */
   | "hold"
   | "leaseEnd"
+  /** Both workers stopped, so that they overtake each other. */
+  | "leapfrog"
   /** Stops behind any visible operation of any node. */
   | "pause"
   /** Stops at the named points of the servers, and of the databases after a commit. */
@@ -40,6 +42,8 @@ export interface Scenario {
   readonly rail: number
   /** How often w1 ignores that it lost its lock, in percent. */
   readonly stale?: number
+  /** How often there is less money than was ordered to be paid, in percent. */
+  readonly poor?: number
   readonly workers: readonly [min: number, max: number]
   readonly payouts: readonly [min: number, max: number]
   readonly lockServers: readonly [min: number, max: number]
@@ -180,6 +184,7 @@ export const scenarios: ReadonlyArray<Scenario> = [
     faults: {
       hold: 60,
       leaseEnd: 30,
+      leapfrog: 10,
       pause: 30,
       serverHold: 25,
       kill: 20,
@@ -190,6 +195,7 @@ export const scenarios: ReadonlyArray<Scenario> = [
     moods: 25,
     rail: 12,
     stale: 15,
+    poor: 10,
     workers: [2, 2],
     payouts: [1, 2],
     lockServers: [1, 2],
@@ -207,6 +213,7 @@ export const scenarios: ReadonlyArray<Scenario> = [
       "became ambiguous",
       "resolved by the reconciler",
       "the rail declined",
+      "failed for want of money",
       "the rail was silent",
       "a payment arrived late",
       "fault pause",
@@ -244,12 +251,14 @@ export const scenarios: ReadonlyArray<Scenario> = [
     faults: { crashPoint: 100, kill: 20, message: 15 },
     moods: 10,
     rail: 30,
+    poor: 20,
     workers: [2, 2],
     payouts: [1, 2],
     lockServers: [1, 1],
     promises: [
       "posted",
       "recovered a claimed payout",
+      "failed for want of money",
       ...new Set(crashPoints.map(([number]) => `crash point ${number}`))
     ]
   },
