@@ -51,7 +51,7 @@ describe("use cases", () => {
   const fresh = Math.trunc(performance.timeOrigin) & 0x7fffffff
   for (const { expectation, id } of scenarios) {
     it(`${id}: ${expectation} (fresh seed ${fresh})`, () => {
-      const runs = id === "uc-03" ? 200 : 20
+      const runs = id === "uc-03" ? 120 : 15
       for (const seed of [1, fresh]) assert.strictEqual(told(chunk(id, runs, seed)), "")
     }, 120_000)
   }
