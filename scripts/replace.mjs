@@ -65,7 +65,8 @@ const locks = async (n) => {
       await client.withLock("replace:" + n, async (lock) => { await sleep(20); lock.checkStillHeld() })
       seen.locked++
     } catch (error) {
-      if (error.name === "LockUnavailableError") seen.retriedLocks++
+      // Both say: ask again later. A grant whose answer was lost stays until its lease ends.
+      if (error.name === "LockUnavailableError" || error.name === "ContentionExceededError") seen.retriedLocks++
       else seen.wrong.push("lock: " + error.name + ": " + error.message)
       await sleep(50)
     }

@@ -11,7 +11,7 @@
  * Linux only: a container reaches this machine by the gateway's address. Whatever ends this process, also SIGKILL, the
  * project is taken down: a shell waits for a pipe to close.
  */
-import { Effect, Option, Random, Redacted, type Scope } from "effect"
+import { Effect, Random, Redacted, type Scope } from "effect"
 import { type ChildProcess, spawn } from "node:child_process"
 import * as path from "node:path"
 import { fileURLToPath } from "node:url"
@@ -186,9 +186,7 @@ const ended = (child: ChildProcess) =>
   })
 
 const aPort = Effect.flatMap(freePort, (found) =>
-  Option.isSome(found)
-    ? Effect.succeed(found.value)
-    : Effect.fail(new HarnessError({ step: "find a port", message: "none is free" }))
+  Effect.mapError(Effect.fromOption(found), () => new HarnessError({ step: "find a port", message: "none is free" }))
 )
 
 const guard = (project: string, environment: Readonly<Record<string, string>>) =>
