@@ -5,7 +5,8 @@
 #
 # Where Docker can not run it fails and says so; DLOCK_SKIP_CONTAINERS=1 lets it pass instead, and says so as well.
 # DLOCK_IMAGE_IN_DOCKER=1 compiles and installs inside the build too, as on a machine that has nothing but Docker; by default
-# what this checkout has already compiled is taken. DLOCK_CONTAINER_SCENARIOS names the use cases.
+# what this checkout has already compiled is taken. One run of each use case by default; DLOCK_CONTAINER_UC03=uc-03 and
+# DLOCK_CONTAINER_UC04=uc-04 are all of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/node_modules/.bin:$PATH
@@ -27,7 +28,6 @@ give_up() {
 # --- Docker ---
 daemon=
 project=dlock-stage-$$
-ours() { docker ps -aq --filter "name=^/?$project" --filter "name=^/?dlock-lab-"; }
 clean() {
   local code=$?
   if docker info >/dev/null 2>&1; then
@@ -104,8 +104,6 @@ for port in LOCKDB PAYDB ETCD LOCK LOCK_MANAGEMENT PAYMENT PAYMENT_MANAGEMENT RA
 done
 for profile in pg etcd; do
   since=$SECONDS
-  observability=()
-  [ $profile = pg ] && observability=(prometheus)
   docker compose -p "$project" --profile $profile up --detach --wait --pull never --quiet-pull >"$report/up-$profile.log" 2>&1 ||
     { cat "$report/up-$profile.log" >&2; docker compose -p "$project" --profile $profile logs --tail 20 >&2; exit 1; }
   took=$((SECONDS - since))
@@ -123,14 +121,18 @@ for profile in pg etcd; do
 done
 
 # --- the use cases ---
+run() { # name of the report, and what `scenario run` is told
+  local name=$1
+  shift
+  node dist/main.js scenario run "$@" --target compose --report "$report/$name" >"$report/$name.txt" 2>"$report/$name.log" ||
+    { tail -40 "$report/$name.log" >&2; exit 1; }
+  say "$name: as expected"
+}
 for profile in pg etcd; do
-  for scenario in ${DLOCK_CONTAINER_SCENARIOS:-uc-01 uc-03}; do
-    node dist/main.js scenario run "$scenario" --target compose --backend $profile --report "$report/on-$profile" 2>"$report/$scenario-$profile.log" ||
-      { tail -40 "$report/$scenario-$profile.log" >&2; exit 1; }
-    say "$profile: $scenario holds"
-  done
-  node dist/main.js scenario run uc-03 --target compose --backend $profile --payment-fencing off --rail-fencing off \
-    --report "$report/off-$profile" 2>"$report/off-$profile.log" || { tail -40 "$report/off-$profile.log" >&2; exit 1; }
-  say "$profile: uc-03 corrupts with the fences off"
+  run "uc-03-unfenced-$profile" uc-03 --backend $profile --payment-fencing off --rail-fencing off
+  run "uc-03-$profile" "${DLOCK_CONTAINER_UC03:-uc-03 stale}" --backend $profile
 done
+for scenario in ${DLOCK_CONTAINER_SCENARIOS:-uc-01}; do run "$scenario" "$scenario" --backend pg; done
+run uc-04 "${DLOCK_CONTAINER_UC04:-uc-04 in the call}" --backend pg
+[ -z "$(docker ps -aq --filter name=dlock-lab-)" ] || { echo "containers: FAILED: participants are left" >&2; exit 1; }
 say "done"
