@@ -27,6 +27,9 @@ const password = "lab-only"
 /** Nothing answers for longer than this, however busy the machine. */
 const patience = "2 minutes"
 
+/** A container is further away than a process, and shares its machine with more: what takes a second there may take three. */
+const slack = { LOCK_BACKEND_TIMEOUT: "3000", LOCK_CLIENT_CALL_TIMEOUT: "3500", RAIL_SEND_WINDOW: "3000" }
+
 /** Takes the project down when the pipe closes: in order, or because this process is gone. */
 const watchdog = `
 trap '' INT TERM HUP
@@ -78,6 +81,7 @@ export const start = Effect.fnUntraced(function* (
           const management = yield* aPort
           const given = {
             ...settings,
+            ...(service === "payment-resource" || service === "rail-proxy" ? slack : {}),
             // As in the image: the ports of the service, and everybody may connect.
             HTTP_HOST: "0.0.0.0",
             MANAGEMENT_PORT: String(managementPort),
