@@ -4,6 +4,7 @@
  * worker refused when it wakes, find out why from one trace id; settle a payout of which nobody knows whether it was paid.
  */
 import { assert, layer } from "@effect/vitest"
+import * as os from "node:os"
 import { Context, Effect, Layer, Redacted, type Scope } from "effect"
 import {
   type HarnessError,
@@ -14,8 +15,10 @@ import {
 import * as PgLockStore from "../../src/services/lock-server/PgLockStore.ts"
 import * as PgPaydb from "../../src/services/payment-resource/PgPaydb.ts"
 import * as Migrations from "../../src/services/platform/Migrations.ts"
+import { emptyDirectory, run as runProgram } from "../support/leftovers.ts"
 import { document, run } from "../support/operator.ts"
 import { TestDatabase } from "../support/pg.ts"
+import { waitUntil } from "../support/waitUntil.ts"
 
 const lockdb = TestDatabase.layer("lockdb", (url) => Migrations.migrate({ url, directory: PgLockStore.MIGRATIONS }))
 const paydb = TestDatabase.layer("paydb", PgPaydb.migrate)
@@ -380,6 +383,17 @@ layer(Running.layer, { excludeTestServices: true, timeout: "120 seconds" })(
             assert.notStrictEqual(answer.stderr, "")
           }
           assert.include((yield* run(["locks", "list"], nobody)).stderr, "nobody answers at http://127.0.0.1:9")
+
+          // As a process, from a shell: the document alone on stdout.
+          const directory = yield* emptyDirectory(os.tmpdir())
+          const program = yield* runProgram(["locks", "list", "--json"], { cwd: directory, environment })
+          yield* waitUntil(
+            "it has ended",
+            Effect.sync(() => program.exit() !== undefined),
+            "60 seconds"
+          )
+          assert.deepStrictEqual([program.exit(), program.stderr()], [0, ""])
+          assert.isAbove((JSON.parse(program.stdout()) as { items: ReadonlyArray<unknown> }).items.length, 0)
         }),
       180_000
     )
