@@ -6,7 +6,7 @@
 # Where Docker can not run it fails and says so; DLOCK_SKIP_CONTAINERS=1 lets it pass instead, and says so as well.
 # DLOCK_IMAGE_IN_DOCKER=1 compiles and installs inside the build too, as on a machine that has nothing but Docker; by default
 # what this checkout has already compiled is taken. One run of each use case by default; DLOCK_CONTAINER_UC03=uc-03 and
-# DLOCK_CONTAINER_UC04=uc-04 are all of them.
+# DLOCK_CONTAINER_UC04=uc-04 are all of them, and DLOCK_TESTCONTAINERS=1 adds the laws of a lock store on the image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/node_modules/.bin:$PATH
@@ -31,6 +31,7 @@ project=dlock-stage-$$
 clean() {
   local code=$?
   if docker info >/dev/null 2>&1; then
+    docker ps -aq --filter label=org.testcontainers=true | xargs -r docker rm -f -v >/dev/null 2>&1 || true
     docker compose -p "$project" --profile '*' down --volumes --remove-orphans --timeout 5 >/dev/null 2>&1 || true
   fi
   if [ -n "$daemon" ]; then
@@ -134,5 +135,9 @@ for profile in pg etcd; do
 done
 for scenario in ${DLOCK_CONTAINER_SCENARIOS:-uc-01}; do run "$scenario" "$scenario" --backend pg; done
 run uc-04 "${DLOCK_CONTAINER_UC04:-uc-04 in the call}" --backend pg
+if [ "${DLOCK_TESTCONTAINERS:-}" = 1 ]; then
+  TESTCONTAINERS_RYUK_DISABLED=true vitest run test/laws/ContainerStores.test.ts >"$report/laws.txt" 2>&1 || { tail -30 "$report/laws.txt" >&2; exit 1; }
+  say "the laws of a lock store hold on the PostgreSQL image"
+fi
 [ -z "$(docker ps -aq --filter name=dlock-lab-)" ] || { echo "containers: FAILED: participants are left" >&2; exit 1; }
 say "done"
