@@ -11,7 +11,7 @@
  * Linux only: a container reaches this machine by the gateway's address. Whatever ends this process, also SIGKILL, the
  * project is taken down: a shell waits for a pipe to close.
  */
-import { Effect, Random, Redacted, type Scope } from "effect"
+import { Effect, Random, Redacted, type Scope, Semaphore } from "effect"
 import { type ChildProcess, spawn } from "node:child_process"
 import * as path from "node:path"
 import { fileURLToPath } from "node:url"
@@ -68,6 +68,8 @@ export const start = Effect.fnUntraced(function* (
     (name: string, user = "postgres") =>
       Redacted.make(`postgres://${user}:${password}@127.0.0.1:${port}/${name}`)
 
+  // Two that start at once would both make the network that neither finds.
+  const oneByOne = yield* Semaphore.make(1)
   let lives = 0
   const processes: Processes = {
     scratch: path.dirname(compose),
@@ -87,20 +89,22 @@ export const start = Effect.fnUntraced(function* (
             MANAGEMENT_PORT: String(managementPort),
             ...(port === undefined ? {} : { HTTP_PORT: String(port) })
           }
-          yield* inProject(
-            `start ${name}`,
-            "run",
-            "--detach",
-            "--no-deps",
-            "--pull=never",
-            "--name",
-            container,
-            ...(published === undefined ? [] : ["--publish", `127.0.0.1:${published}:${port}`]),
-            "--publish",
-            `127.0.0.1:${management}:${managementPort}`,
-            ...Object.entries(given).flatMap(([setting, value]) => ["--env", `${setting}=${value}`]),
-            service === "lock-server" && kind === "etcd" ? "lock-server-etcd" : service,
-            ...command
+          yield* oneByOne.withPermit(
+            inProject(
+              `start ${name}`,
+              "run",
+              "--detach",
+              "--no-deps",
+              "--pull=never",
+              "--name",
+              container,
+              ...(published === undefined ? [] : ["--publish", `127.0.0.1:${published}:${port}`]),
+              "--publish",
+              `127.0.0.1:${management}:${managementPort}`,
+              ...Object.entries(given).flatMap(([setting, value]) => ["--env", `${setting}=${value}`]),
+              service === "lock-server" && kind === "etcd" ? "lock-server-etcd" : service,
+              ...command
+            )
           )
           const follower = spawn("docker", ["logs", "--follow", container], { stdio: ["ignore", "pipe", "pipe"] })
           const life: ReturnType<typeof observe> = observe(
