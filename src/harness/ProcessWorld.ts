@@ -419,11 +419,12 @@ export const make = Effect.fnUntraced(function* (
         for (const [name, { service }] of lives) logs.set(name, [{ log: service.log, from: service.log.length }])
       }),
     running: () => new Map([...lives].map(([name, { points }]) => [name, points])),
+    // Of those that are in the set when it runs: more may be ordered while somebody waits.
     states: (accounts) =>
-      paydb<PayoutNow>`SELECT account_id AS "accountId", payout_id::text AS "payoutId", state FROM pay.payout
-        WHERE account_id = ANY(${[...accounts]}::text[]) ORDER BY created_at`.pipe(
-        Effect.mapError(wrong("read states"))
-      ),
+      Effect.suspend(
+        () => paydb<PayoutNow>`SELECT account_id AS "accountId", payout_id::text AS "payoutId", state FROM pay.payout
+          WHERE account_id = ANY(${[...accounts]}::text[]) ORDER BY created_at`
+      ).pipe(Effect.mapError(wrong("read states"))),
     ask,
     start: (name, wanted) => Effect.retry(start(name, wanted), { times: 1, schedule: Schedule.spaced("100 millis") }),
     stop,
