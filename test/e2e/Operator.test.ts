@@ -324,6 +324,40 @@ layer(Running.layer, { excludeTestServices: true, timeout: "120 seconds" })(
           const watched = yield* run(["locks", "watch", "payout:acct-cancel", "--until", "free", "--json"], environment)
           assert.deepStrictEqual([watched.code, (JSON.parse(watched.stdout) as { event: string }).event], [0, "free"])
 
+          // Somebody waits for the lock and has it before the operator: revoked all the same, and told so.
+          yield* Effect.forkScoped(
+            post(`${lockUrl}/v1/locks/payout:acct-cancel/acquire`, {
+              sessionId: session["sessionId"],
+              ttlMillis: 60_000
+            })
+          )
+          yield* run(["locks", "watch", "payout:acct-cancel", "--until", "held"], environment)
+          const waiter = yield* post(`${lockUrl}/v1/sessions`, { ttlMillis: 60_000 })
+          yield* Effect.forkScoped(
+            post(`${lockUrl}/v1/locks/payout:acct-cancel/acquire`, {
+              sessionId: waiter["sessionId"],
+              ttlMillis: 60_000,
+              waitMillis: 20_000
+            })
+          )
+          yield* waitUntil(
+            "somebody waits",
+            Effect.map(document(["locks", "get", "payout:acct-cancel"], environment), ({ lock }) =>
+              Object.entries(lock as object).some(([name, value]) => name === "waiters" && value === 1)
+            )
+          )
+          const late = yield* document(
+            ["locks", "revoke", "payout:acct-cancel", "--reason", "somebody else is first", "--fence", "--yes"],
+            environment,
+            4
+          )
+          assert.match(String(late["revocationId"]), /^revoke-/)
+          assert.strictEqual((late["notFenced"] as Record<string, unknown>)["code"], "CONTENTION_EXCEEDED")
+          yield* document(
+            ["locks", "revoke", "payout:acct-cancel", "--reason", "and it is done with", "--yes"],
+            environment
+          )
+
           // Tokens that went back: found, and taken above every fence.
           assert.strictEqual((yield* document(["tokens", "floor"], environment))["safe"], true)
           yield* change("ALTER SEQUENCE lock.lock_token_seq RESTART WITH 1")

@@ -1,13 +1,13 @@
 /** What `locks`, `sessions` and `tokens` print. */
-import { Clock, Console, Effect } from "effect"
+import { Cause, Clock, Console, Effect, Exit } from "effect"
 import type { AcquireId, FencingToken, LockKey } from "../../core/lock/Lock.ts"
-import { Exited, exitCodes } from "../platform/ExitCodes.ts"
+import { Exited, exitCodeOf, exitCodes } from "../platform/ExitCodes.ts"
 import { money } from "./Explain.ts"
 import type { CommonFlags } from "./Flags.ts"
 import type { LockView, WatchedLock } from "./LockAdmin.ts"
 import * as Locks from "./Locks.ts"
 import { confirm, operate, traceId } from "./Operate.ts"
-import { type Column, details, json, show, span, table, time } from "./Printing.ts"
+import { type Column, details, json, show, span, table, time, told, type Told } from "./Printing.ts"
 import * as Tokens from "./Tokens.ts"
 
 /** Times of the store, so that two clocks are never compared; ages are by this machine's clock and only for the eye. */
@@ -150,31 +150,45 @@ export const revoke = (
         Console.error(`whether it was revoked is not known; repeat it with --revocation-id ${revocationId}`)
       )
     )
-    const fenced = flags.fence ? yield* Locks.fenceNow(revocation) : undefined
+    // The lock is revoked whatever becomes of the claim, and that is told in any case.
+    const claim = flags.fence ? yield* Effect.exit(Locks.fenceNow(revocation)) : undefined
+    if (claim !== undefined && Exit.isFailure(claim) && Cause.hasInterruptsOnly(claim.cause))
+      return yield* Effect.interrupt
+    const failure = claim !== undefined && Exit.isFailure(claim) ? told(Cause.squash(claim.cause)) : undefined
+    const fenced = claim !== undefined && Exit.isSuccess(claim) ? claim.value : undefined
     const trace = yield* traceId
     yield* show(flags.json, {
-      document: { ...revocation, beneath: before?.beneath ?? null, fenced: fenced ?? null, traceId: trace ?? null },
+      document: {
+        ...revocation,
+        beneath: before?.beneath ?? null,
+        fenced: fenced ?? null,
+        notFenced: failure ?? null,
+        traceId: trace ?? null
+      },
       text: [
         details([
           ["revoked token", String(revocation.revokedToken)],
           ["new token floor", `${revocation.newTokenFloor}: every later token is greater`],
           ["revocation id", revocation.revocationId],
           ["trace", trace],
-          [
-            "fenced",
-            fenced === undefined
-              ? undefined
-              : fenced === null
-                ? "there is nothing to claim, so the next claim fences"
-                : `payout ${fenced.payoutId} claimed under ${fenced.token}; the account's fence stands at ${fenced.fence}`
-          ]
+          ["fenced", fencedText(fenced, failure)]
         ]),
         ...(fenced == null
           ? ["", "Writes under the revoked token can still land until the next claim; --fence claims at once."]
           : [])
       ].join("\n")
     })
+    if (claim !== undefined && Exit.isFailure(claim)) return yield* new Exited({ code: exitCodeOf(claim.cause) })
   }).pipe(operate("locks revoke", flags))
+
+const fencedText = (fenced: Locks.Fenced | null | undefined, failure: Told | undefined): string | undefined =>
+  failure !== undefined
+    ? `NO: ${failure.message} (${failure.code})`
+    : fenced === undefined
+      ? undefined
+      : fenced === null
+        ? "there is nothing to claim, so the next claim fences"
+        : `payout ${fenced.payoutId} claimed under ${fenced.token}; the account's fence stands at ${fenced.fence}`
 
 const floorText = ({ backend, floor: known, foreign, minted, raised, safe }: Tokens.TokenReport): string =>
   [
