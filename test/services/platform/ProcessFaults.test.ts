@@ -80,6 +80,15 @@ describe.skipIf(process.platform !== "linux")("a process at its fault point", ()
     }).pipe(Effect.scoped)
   )
 
+  it.live("only says that it was there, at every visit", () =>
+    Effect.gen(function* () {
+      const { ended, lines } = yield* run("submit.before:note")
+      yield* until("the process has ended", () => ended() !== undefined)
+      assert.deepStrictEqual(ended(), [0, null])
+      assert.strictEqual(lines().filter(({ event }) => event === "fault_point").length, 3)
+    }).pipe(Effect.scoped)
+  )
+
   it.live("passes when nothing is set", () =>
     Effect.gen(function* () {
       const { ended, lines } = yield* run("")
