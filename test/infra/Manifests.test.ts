@@ -144,12 +144,7 @@ const onGoogle: ReadonlyArray<Mistake> = [
   ["NetworkPolicy from-managed-prometheus", '"port":"http-metrics"', '"port":"http"', "more than the metrics"]
 ]
 const onEtcd: ReadonlyArray<Mistake> = [
-  [
-    "ConfigMap dlock-config",
-    "dlock-etcd-2.dlock-etcd.",
-    "dlock-etcd-3.dlock-etcd.",
-    "there is no etcd dlock-etcd-3"
-  ],
+  ["ConfigMap dlock-config", "dlock-etcd-2.dlock-etcd.", "dlock-etcd-3.dlock-etcd.", "there is no etcd dlock-etcd-3"],
   ["PodDisruptionBudget dlock-etcd", "", "", "0 disruption budgets"],
   ["NetworkPolicy dlock-etcd", '"port":"client"', '"port":"clients"', "has no port clients"],
   [
