@@ -237,4 +237,6 @@ const main = Effect.gen(function* () {
   if (failed) process.exitCode = 5
 }).pipe(Effect.scoped, Effect.provide(NodeHttpClient.layerUndici))
 
-await Effect.runPromise(main)
+const stop = new AbortController()
+for (const signal of ["SIGINT", "SIGTERM"]) process.once(signal, () => stop.abort())
+await Effect.runPromise(main, { signal: stop.signal })

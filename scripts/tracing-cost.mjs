@@ -64,7 +64,9 @@ async function main() {
     })
   }).pipe(Effect.scoped)
 
-  const ratios = (await Effect.runPromise(measured)).toSorted((a, b) => a - b)
+  const stop = new AbortController()
+  for (const signal of ["SIGINT", "SIGTERM"]) process.once(signal, () => stop.abort())
+  const ratios = (await Effect.runPromise(measured, { signal: stop.signal })).toSorted((a, b) => a - b)
   const median = (ratios[(ratios.length - 1) >> 1] + ratios[ratios.length >> 1]) / 2
   process.stdout.write(
     `tracing without an endpoint: ${percent(median)} CPU (median of ${pairs} pairs, ${percent(ratios[0])} to ${percent(ratios.at(-1))})\n`
