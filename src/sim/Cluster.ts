@@ -47,7 +47,7 @@ import { VirtualWorld } from "./VirtualWorld.ts"
 
 export const amountMinor = 2_500n
 /** Of an account with funds for four payouts, as most have. */
-export const openingMinor = amountMinor * BigInt(simplest.funds)
+const openingMinor = amountMinor * BigInt(simplest.funds)
 
 export interface Cluster {
   readonly spec: RunSpec
