@@ -180,6 +180,17 @@ export const run = Effect.fnUntraced(function* (
   // The one who stays in is in before anybody comes.
   if (drill.actors.includes("visitors")) yield* Effect.timeoutOption(Deferred.await(inside), "20 seconds")
   yield* Effect.forEach(first, begin, { concurrency: "unbounded", discard: true })
+  // A point that nobody has come to may need another payout to be come to.
+  let extra = 0
+  const feeding = yield* Effect.forkScoped(
+    Effect.gen(function* () {
+      if (pending.size > 0 && extra < 30 && (yield* settledOf)) {
+        extra++
+        yield* Effect.ignore(order(spec.accounts + extra))
+      }
+      yield* Effect.sleep("400 millis")
+    }).pipe(Effect.forever)
+  )
   if (first.length < workers.length) {
     const reached = Effect.sync(() => ![...pending].some((fault) => first.includes(hit(fault))))
     const pointed = [...pending].some((fault) => first.includes(hit(fault)))
@@ -192,17 +203,6 @@ export const run = Effect.fnUntraced(function* (
     )
   }
 
-  // A point that nobody has come to may need another payout to be come to.
-  let extra = 0
-  const feeding = yield* Effect.forkScoped(
-    Effect.gen(function* () {
-      if (pending.size > 0 && extra < 30 && (yield* settledOf)) {
-        extra++
-        yield* Effect.ignore(order(spec.accounts + extra))
-      }
-      yield* Effect.sleep("400 millis")
-    }).pipe(Effect.forever)
-  )
   yield* Fiber.join(dealing)
   yield* Fiber.interrupt(feeding)
   if (early.length > 0) {

@@ -140,7 +140,8 @@ const reach = (call: Call): number =>
  * A stop from outside may come between the check and the line that tells of it; so a line right behind such a stop counts
  * as if it had been written at its beginning. A stop at a fault point is behind the line.
  */
-const beliefs = ({ calls, logs, spans, spec }: Judgeable): ReadonlyArray<Verdict> => {
+const beliefs = (run: Judgeable): ReadonlyArray<Verdict> => {
+  const { calls, logs, spans, spec } = run
   const leases = new Map<string, number>()
   const sessionOf = new Map<string, string>()
   const sessions = new Map<string, number>()
@@ -156,7 +157,7 @@ const beliefs = ({ calls, logs, spans, spec }: Judgeable): ReadonlyArray<Verdict
       later(sessions, call.sessionId, reach(call))
     }
   }
-  const stale = staleTokens(logs)
+  const stale = staleTokens(run)
   const found: Array<Verdict> = []
   for (const [name, records] of Object.entries(logs)) {
     if (!/^(w\d+|reconciler)/.test(name)) continue
@@ -187,21 +188,33 @@ const beliefs = ({ calls, logs, spans, spec }: Judgeable): ReadonlyArray<Verdict
   return found
 }
 
-/** Under which tokens an experiment's worker went on although it knew better, by `worker token`. */
-const staleTokens = (logs: Observed["logs"]): ReadonlySet<string> =>
-  new Set(
-    Object.entries(logs).flatMap(([name, records]) =>
-      records.flatMap((record) =>
-        (record["event"] === "lock_lost" && record["ignored"] === true) || record["event"] === "stale_hop"
-          ? [`${name} ${String(record["fencingToken"] ?? record["token"])}`]
-          : []
-      )
-    )
-  )
+/**
+ * Under which tokens an experiment's worker went on although it knew better, by `worker token`. A worker says so when it
+ * starts; one that was taken its lock by an operator does not even know that it is lost.
+ */
+const staleTokens = ({ logs, spec }: Judgeable): ReadonlySet<string> => {
+  const found = new Set<string>()
+  for (const [name, records] of Object.entries(logs)) {
+    let announced = false
+    let stale = spec.staleHolder && name === "w1"
+    for (const record of records) {
+      if (record["event"] === "experiment" && record["setting"] === "payout.executor.stale-holder") announced = true
+      if (record["event"] === "listening" && !(spec.staleHolder && name === "w1")) {
+        stale = announced
+        announced = false
+      }
+      const token = record["fencingToken"] ?? record["token"]
+      const ignored = (record["event"] === "lock_lost" && record["ignored"] === true) || record["event"] === "stale_hop"
+      if ((stale || ignored) && typeof token === "string") found.add(`${name} ${token}`)
+    }
+  }
+  return found
+}
 
 /** Who was told that it is fenced out sends nothing more under that token. */
-const usedAfterLoss = ({ calls, logs }: Judgeable): ReadonlyArray<Verdict> => {
-  const stale = staleTokens(logs)
+const usedAfterLoss = (run: Judgeable): ReadonlyArray<Verdict> => {
+  const { calls } = run
+  const stale = staleTokens(run)
   const told = new Map<string, number>()
   const found: Array<Verdict> = []
   for (const { code, from, returned, token } of calls) {

@@ -163,6 +163,7 @@ const planted: ReadonlyArray<Planted> = [
     what: "a worker that went on after FENCED_OUT without being an experiment's",
     edit: (run) => ({
       ...run,
+      spec: { ...run.spec, staleHolder: false },
       logs: Object.fromEntries(
         Object.entries(run.logs).map(([name, records]) => [
           name,
