@@ -55,7 +55,11 @@ const key = (name: string) => LockKey.make(name)
 export const visitors = (stage: Stage, inside: Effect.Effect<void>): Act =>
   Effect.gen(function* () {
     const [wanted = ""] = stage.keys
-    const [v1, v2, v3] = yield* Effect.all([client(stage, "v1", 5), client(stage, "v2", 3), client(stage, "v3", 1)])
+    const [v1, v2, v3] = yield* Effect.all([
+      client(stage, "v1", 5, 15_000),
+      client(stage, "v2", 3),
+      client(stage, "v3", 1, 15_000)
+    ])
     const first = v1
       .withLock(key(wanted))((lock) =>
         Effect.gen(function* () {
@@ -71,7 +75,7 @@ export const visitors = (stage: Stage, inside: Effect.Effect<void>): Act =>
       Effect.catchTag("ContentionExceeded", () => Effect.sync(() => stage.marks.hit("a visitor gave up")))
     )
     const third = Effect.sleep("300 millis").pipe(
-      Effect.andThen(v3.withLock(key(wanted), { waitMillis: 8_000 })((lock) => Effect.succeed(lock.token)))
+      Effect.andThen(v3.withLock(key(wanted), { waitMillis: 20_000 })((lock) => Effect.succeed(lock.token)))
     )
     const [before, , after] = yield* Effect.all([first, second, third], { concurrency: "unbounded" })
     if (after <= before) {

@@ -127,7 +127,7 @@ export const makeDealer = (of: {
       if (drill.actors.includes("operator")) return yield* successor(grantOf(fault.node), 30_000)
       // A stopped proxy is let go when there is nobody left whom it could still surprise.
       if (fault.node.startsWith("rail-proxy")) {
-        return yield* Effect.ignore(waitUntil("everything is settled", of.settled, fault.millis))
+        return yield* Effect.ignore(waitUntil("everything is settled", of.settled, 5 * fault.millis))
       }
       yield* Effect.sleep(fault.millis)
     })
@@ -186,9 +186,16 @@ export const makeDealer = (of: {
         return Effect.gen(function* () {
           const when = fault.when.at === "time" ? fault.when.millis : 1
           yield* until(when)
-          const open = world.calls.some(
-            ({ from, label, returned }) => from === fault.node && label === "rail.submit" && returned === Infinity
+          const inCall = Effect.sync(() =>
+            world.calls.some(
+              ({ from, label, returned }) => from === fault.node && label === "rail.submit" && returned === Infinity
+            )
           )
+          // A rail that takes its time is there to be died in.
+          if (isWorker(fault.node) && spec.railLatencyMillis > 0) {
+            yield* Effect.ignore(waitUntil(`${fault.node} is in the call`, inCall, "20 seconds"))
+          }
+          const open = yield* inCall
           const held = world.calls.some(({ expiresAt }) => expiresAt !== null && expiresAt > tapTime())
           const proof = yield* world.kill(fault.node)
           if (isWorker(fault.node) && open) marks.hit("crash point 5")

@@ -67,6 +67,11 @@ export const run = Effect.fnUntraced(function* (
   const spec: RunSpec = { ...drill.spec, paymentFencing: switches.payment, railFencing: switches.rail }
   const marks = new Marks()
   const figures = new Map<string, number>()
+  // Whoever a run that failed has left behind would work off what is ordered here.
+  yield* Effect.forEach([...world.running().keys()].filter(isWorker), world.stop, {
+    concurrency: "unbounded",
+    discard: true
+  })
   yield* world.begin(spec.proxies)
   const startedAt = tapTime()
   const accounts = new Set<string>()
