@@ -46,8 +46,6 @@ import { typedWire, type Wire } from "./SimWire.ts"
 import { VirtualWorld } from "./VirtualWorld.ts"
 
 export const amountMinor = 2_500n
-/** Of an account with funds for four payouts, as most have. */
-const openingMinor = amountMinor * BigInt(simplest.funds)
 
 export interface Cluster {
   readonly spec: RunSpec
