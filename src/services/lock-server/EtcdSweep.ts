@@ -49,7 +49,7 @@ export const sweep = Effect.fnUntraced(function* (
   const told = yield* Effect.ensuring(
     tellAll(state, ended, endGrant, budget),
     // Whoever tells it: without their session they are free, and not before they are told, or they would look expired.
-    Effect.forEach(ended, ({ end, grant }) => (end === "session" ? finishLeaseOf(state, grant, locks) : Effect.void))
+    Effect.forEach(ended, (one) => (one.end === "session" ? finishLeaseOf(state, one, locks) : Effect.void))
   )
   const expired = yield* tellAll(state, gone, endSession, budget)
   const expiredGrants = [...state.untold.splice(0), ...told.map((one) => toldOf(state, one))]
@@ -118,9 +118,12 @@ const endSession = ({ at }: State, kv: IKeyValue, memory: string) => {
   }
 }
 
-/** The lease of a grant that ended with its session still runs; `held` does not know it, the lock does. */
-const finishLeaseOf = (state: State, { revision }: Stored, locks: ReadonlyArray<IKeyValue>) => {
-  const lock = locks.find((kv) => kv.mod_revision === revision)
+/**
+ * The lease of a grant that ended with its session still runs; `held` does not know it, the lock does. By its key:
+ * grants of other keys can have the same revision.
+ */
+const finishLeaseOf = (state: State, { grant, key }: Ended, locks: ReadonlyArray<IKeyValue>) => {
+  const lock = locks.find((kv) => kv.mod_revision === grant.revision && nameOf(kv, state.at.lock("")) === key)
   return lock === undefined ? Effect.void : state.leases.finish(lock.lease)
 }
 
