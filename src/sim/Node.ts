@@ -15,6 +15,8 @@ import { Effect, type Context, type Exit, Fiber, type Scheduler } from "effect"
 import { processContext, type Ambient } from "./Ambient.ts"
 import { hashText, mix, Purpose, type Named } from "./Draw.ts"
 import type { EventOwner } from "./EventQueue.ts"
+import { Lane } from "./Lane.ts"
+import { add, fire, Point } from "./Point.ts"
 import { nothing, What } from "./Trace.ts"
 import type { VirtualWorld } from "./VirtualWorld.ts"
 
@@ -40,19 +42,6 @@ export interface NodeOptions {
   readonly wallDriftPpm?: number
   /** The same for the monotonic clock, and so for timers. Default 0. */
   readonly monotonicDriftPpm?: number
-}
-
-/** A place in a program at which a fault can be planted: `submit.before`. */
-export class Point implements Named {
-  readonly name: string
-  readonly key: number
-  visits = 0
-  readonly triggers = new Map<number, Array<() => void>>()
-
-  constructor(name: string) {
-    this.name = name
-    this.key = hashText(name)
-  }
 }
 
 /** The wall clock of a node without error shows this when a world begins. */
@@ -295,36 +284,6 @@ export class Node implements Named {
     process.connections.clear()
     if (noticed) for (const connection of connections) connection.lost(process)
   }
-}
-
-const add = (triggers: Map<number, Array<() => void>>, nth: number, action: () => void): void => {
-  const actions = triggers.get(nth)
-  if (actions === undefined) triggers.set(nth, [action])
-  else actions.push(action)
-}
-
-const fire = (actions: ReadonlyArray<() => void> | undefined): void => {
-  if (actions !== undefined) for (const action of actions) action()
-}
-
-/** The dispatcher of one fiber under `pct`, which needs to tell fibers apart; otherwise one for the whole process. */
-export class Lane implements Scheduler.SchedulerDispatcher {
-  priority: number
-  private readonly process: Process
-
-  constructor(process: Process, priority: number) {
-    this.process = process
-    this.priority = priority
-  }
-
-  /** Called by Effect, for a fiber of this process or for a Queue made in it. A fiber of another node has no business here. */
-  scheduleTask(task: () => void, _priority: number): void {
-    this.process.calledBy(this.process.world.running)
-    this.process.push(task, this)
-  }
-
-  /** Only `runSync` flushes, and that brings its own scheduler. */
-  flush(): void {}
 }
 
 /** Effect's own operation budget (`MaxOpsBeforeYield`): a loop that never waits must not hold the CPU for ever. */

@@ -6,7 +6,8 @@
  * submit" means the same whatever else happens in the run.
  */
 import { hashText, mix, Purpose, type Named } from "./Draw.ts"
-import type { Node, Point } from "./Node.ts"
+import type { Node } from "./Node.ts"
+import type { Point } from "./Point.ts"
 import { What } from "./Trace.ts"
 import type { VirtualWorld } from "./VirtualWorld.ts"
 

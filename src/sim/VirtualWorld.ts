@@ -12,7 +12,8 @@
 import { mix, named, Purpose, type Named } from "./Draw.ts"
 import { EventQueue, WorldEvent, type EventOwner } from "./EventQueue.ts"
 import { LeakError } from "./Leaks.ts"
-import { Node, type Lane, type NodeOptions, type Process } from "./Node.ts"
+import type { Lane } from "./Lane.ts"
+import { Node, type NodeOptions, type Process } from "./Node.ts"
 import { Trace, What } from "./Trace.ts"
 
 /**

@@ -17,7 +17,7 @@ import * as HttpSurface from "../properties/HttpSurface.ts"
 import { FourSurfaces, lockScene, payoutScene, stubExamples, type SurfaceName } from "../support/fourSurfaces.ts"
 
 /** Requests to each surface, in batches: what one batch has closed, released or settled is there again in the next. */
-const runs = Effect.orDie(Config.withDefault(Config.Int("DLOCK_RUNS"), 150))
+const runs = Effect.orDie(Config.withDefault(Config.Int("DLOCK_RUNS"), 75))
 const BATCH = 75
 
 /** As long as a request may wait for a lock, and then some. */

@@ -30,7 +30,7 @@ describe("lock-server", () => {
         assert.match(text, /^lock_acquire_seconds_count\{outcome="granted"\} 1$/m)
         assert.match(text, /^lock_acquire_seconds_count\{outcome="contended"\} 1$/m)
         assert.match(text, /^lock_acquire_seconds_count\{outcome="error"\} 0$/m)
-        assert.match(text, /^lock_backend_call_seconds_count\{outcome="ok",op="tryAcquire"\} 1$/m)
+        assert.match(text, /^lock_backend_call_seconds_count\{op="tryAcquire",outcome="ok"\} 1$/m)
         assert.match(text, /^lock_token_regression_total 0$/m)
         for (const secret of [key, "owner-w1", sessionId]) assert.notInclude(text, secret)
       }

@@ -445,7 +445,7 @@ layer(World, { excludeTestServices: true, timeout: "60 seconds" })("rail-proxy o
           "rail_duplicate_attempted_total 0",
           "rail_duplicate_detected_total 0",
           "rail_late_execution_total 0",
-          `lock_fenced_out_total{op="submit",point="rail"} 0`,
+          `lock_fenced_out_total{point="rail",op="submit"} 0`,
           `fencing_enabled{point="rail"} 1`,
           `rail_submit_seconds_count{outcome="timeout"} 0`
         ]) {
