@@ -27,6 +27,9 @@ const SHORT = 3_000
 /** etcd keeps whole seconds and looks for what ran out twice a second. */
 const AFTER_SHORT = 6_500
 
+/** Small ones are granted by the store in memory. */
+const NEVER_GRANTED = 9_000_000_000_000_000n
+
 type Store = LockStore["Service"]
 
 interface Step {
@@ -93,7 +96,7 @@ const player = (store: Store, name: string) => {
     known.push(token)
     return greater ? `grant ${known.length - 1}` : `token ${token} after ${known.join()}`
   }
-  const tokenAt = ({ back, key }: Step) => FencingToken.make(tokens[key]?.at(-1 - back) ?? 1n)
+  const tokenAt = ({ back, key }: Step) => FencingToken.make(tokens[key]?.at(-1 - back) ?? NEVER_GRANTED)
   const holders = Array.from({ length: KEYS }, (): Array<number> => [])
   const holderOf = ({ back, key }: Step) => ownerOf(holders[key]?.at(-1 - back) ?? 0)
 
@@ -229,16 +232,9 @@ const agree = (real: Store) =>
       history,
       { concurrency: "unbounded" }
     )
-    // Random calls that never get anywhere agree about nothing.
-    for (const kind of [
-      "grant",
-      "LockContended",
-      "LockLost",
-      "released",
-      "FencedOut",
-      "LockNotFound",
-      "SessionUnknown"
-    ]) {
+    // Random calls that never get anywhere agree about nothing. Some answers are rare.
+    const rare = steps < 2_000 ? [] : ["FencedOut", "LockNotFound", "SessionUnknown", "SessionExpired"]
+    for (const kind of ["grant", "LockContended", "LockLost", "released", ...rare]) {
       assert.isAbove(seen.get(kind) ?? 0, 0, `${kind} came up: ${JSON.stringify([...seen])}`)
     }
   }).pipe(Effect.provide(SimLockStore.layer))
@@ -261,7 +257,7 @@ const stores: Readonly<Record<string, Effect.Effect<Store, unknown, Scope.Scope>
   })
 }
 
-describe("the lock store in memory answers as", () => {
+describe.concurrent("the lock store in memory answers as", () => {
   for (const [name, start] of Object.entries(stores)) {
     it.live(`${name} does`, () => Effect.scoped(Effect.flatMap(start, agree)), 600_000)
   }
