@@ -4,6 +4,7 @@ import { errorTable } from "../services/api/ApiError.ts"
 import { LockHttpApi } from "../services/api/LockHttpApi.ts"
 import { PaymentHttpApi } from "../services/api/PaymentHttpApi.ts"
 import { RailHttpApi } from "../services/api/RailHttpApi.ts"
+import { requestFailures } from "../services/api/RequestErrors.ts"
 import type { WireEntry } from "./ErrorGraph.ts"
 
 /** Route to the failures of its answers, as the OpenAPI document names them. */
@@ -19,18 +20,7 @@ const answersOf = <Id extends string, Groups extends HttpApiGroup.Constraint>(
   )
 
 /** What any route may answer before it looks at the request (RequestErrors) is said once, not for each route. */
-const ofEveryRoute: ReadonlySet<string> = new Set([
-  "ValidationFailed",
-  "InvalidToken",
-  "RouteNotFound",
-  "MethodNotAllowed",
-  "PayloadTooLarge",
-  "UnsupportedMediaType",
-  "MalformedRequest",
-  "RequestTimeout",
-  "HeadersTooLarge",
-  "Internal"
-])
+const ofEveryRoute: ReadonlySet<string> = new Set(requestFailures)
 
 export const wireEntries = (): ReadonlyArray<WireEntry> => {
   const answers = [...answersOf(LockHttpApi), ...answersOf(PaymentHttpApi), ...answersOf(RailHttpApi)]

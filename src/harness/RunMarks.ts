@@ -8,19 +8,9 @@ const isAway = (code: string | null, status: number | null) =>
 
 export const markRun = (marks: Marks, { calls, history, logs, spans }: Observed): void => {
   const states = new Map(history.payouts.map(({ clientReference, state }) => [clientReference, state]))
-  for (const state of states.values()) {
-    if (state === "POSTED") marks.hit("posted")
-    if (state === "FAILED") marks.hit("failed")
-  }
-  for (const { from, to } of history.transitions) {
-    if (from === "CLAIMED" && to === "CLAIMED") marks.hit("recovered a claimed payout")
-    if (to === "RAIL_AMBIGUOUS") marks.hit("became ambiguous")
-    if (from === "RAIL_AMBIGUOUS") marks.hit("resolved by the reconciler")
-  }
+  marks.ofPayouts(history)
   const paid = new Set(history.rail.map(({ clientReference }) => clientReference))
   for (const { clientReference, outcome } of history.submissions) {
-    if (outcome === "DECLINED") marks.hit("the rail declined")
-    if (outcome === "TIMEOUT") marks.hit("the rail was silent")
     if (states.get(clientReference) === "FAILED" && outcome !== "VOIDED" && !paid.has(clientReference)) {
       marks.hit("nothing was sent")
     }

@@ -8,7 +8,6 @@
 import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
 import { Clock, Console, Effect, Exit, Fiber, Scope } from "effect"
 import { type AccountId, lockKeyOf } from "../core/payment/Payout.ts"
-import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
 import { Exited, exitCodes } from "../services/platform/ExitCodes.ts"
 import { mix, Rng } from "../sim/Draw.ts"
 import { Marks } from "../sim/Marks.ts"
@@ -16,9 +15,10 @@ import { simplest } from "../sim/RunSpec.ts"
 import type { DrillReport, Observed } from "./DrillRun.ts"
 import { soakDrill } from "./Drills.ts"
 import { AMOUNT_MINOR } from "./Experiment.ts"
+import * as Ground from "./Ground.ts"
 import { tapTime } from "./HttpTap.ts"
-import { type BackendKind, start as startBackend, wrong } from "./LockBackends.ts"
-import { type HarnessError, make as makeProcesses, waitUntil } from "./Processes.ts"
+import type { BackendKind } from "./LockBackends.ts"
+import { type HarnessError, waitUntil } from "./Processes.ts"
 import * as ProcessWorld from "./ProcessWorld.ts"
 import { isHarmOf, judgeRun } from "./RunJudge.ts"
 import { markRun } from "./RunMarks.ts"
@@ -122,13 +122,8 @@ const soak = Effect.fnUntraced(function* (
     return item
   }
   const marks = new Marks()
-  const processes = yield* makeProcesses
-  const payServer = yield* EmbeddedPostgres.start({
-    storage: { kind: "temporary" },
-    fast: true,
-    settings: { max_connections: "200" }
-  }).pipe(Effect.mapError(wrong("start PostgreSQL")))
-  const backend = yield* startBackend(options.backend, false)
+  const { backend: startBackend, payServer, processes } = yield* Ground.start("processes", options.backend)
+  const backend = yield* startBackend(false)
   const switches = { payment: options.paymentFencing, rail: options.railFencing }
   const world = yield* ProcessWorld.make({
     processes,

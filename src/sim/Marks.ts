@@ -2,6 +2,8 @@
  * Situations that a batch of runs promises to reach. A check that was never put to the test passes for nothing, so a batch
  * in which a promised mark was never hit has failed.
  */
+import type { History } from "../core/History.ts"
+
 export class Marks {
   private readonly counts = new Map<string, number>()
 
@@ -15,6 +17,23 @@ export class Marks {
 
   add(other: Marks | Readonly<Record<string, number>>): void {
     for (const [name, times] of other instanceof Marks ? other.counts : Object.entries(other)) this.hit(name, times)
+  }
+
+  /** What became of the payouts, simulated or real. */
+  ofPayouts({ payouts, submissions, transitions }: History): void {
+    for (const { state } of payouts) {
+      if (state === "POSTED") this.hit("posted")
+      if (state === "FAILED") this.hit("failed")
+    }
+    for (const { from, to } of transitions) {
+      if (from === "CLAIMED" && to === "CLAIMED") this.hit("recovered a claimed payout")
+      if (to === "RAIL_AMBIGUOUS") this.hit("became ambiguous")
+      if (from === "RAIL_AMBIGUOUS") this.hit("resolved by the reconciler")
+    }
+    for (const { outcome } of submissions) {
+      if (outcome === "DECLINED") this.hit("the rail declined")
+      if (outcome === "TIMEOUT") this.hit("the rail was silent")
+    }
   }
 
   missing(promised: ReadonlyArray<string>): ReadonlyArray<string> {

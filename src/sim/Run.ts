@@ -195,18 +195,8 @@ const markFaults = ({ recorder, spec }: Cluster, hits: ReadonlyArray<number>): v
 }
 
 const markHistory = ({ paydb, recorder: { marks } }: Cluster, history: History): void => {
-  for (const { state } of history.payouts) {
-    if (state === "POSTED") marks.hit("posted")
-    if (state === "FAILED") marks.hit("failed")
-  }
-  for (const { from, to } of history.transitions) {
-    if (from === "CLAIMED" && to === "CLAIMED") marks.hit("recovered a claimed payout")
-    if (to === "RAIL_AMBIGUOUS") marks.hit("became ambiguous")
-    if (from === "RAIL_AMBIGUOUS") marks.hit("resolved by the reconciler")
-  }
+  marks.ofPayouts(history)
   for (const { outcome } of history.submissions) {
-    if (outcome === "DECLINED") marks.hit("the rail declined")
-    if (outcome === "TIMEOUT") marks.hit("the rail was silent")
     if (outcome === "VOIDED") marks.hit("failed for want of money")
   }
   for (const { payoutId, result } of paydb.lookups) {

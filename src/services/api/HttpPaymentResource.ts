@@ -13,6 +13,7 @@ import { type BackendUnavailable, backendUnavailable } from "../../core/lock/Loc
 import { PaymentResource, type ProtectedWrite } from "../../core/payment/PaymentResource.ts"
 import type { WireError } from "./ApiError.ts"
 import { PaymentHttpApi } from "./PaymentHttpApi.ts"
+import { noAnswer } from "./RequestErrors.ts"
 
 export interface HttpPaymentResourceOptions {
   readonly url: string
@@ -103,20 +104,6 @@ export const layer = (
   options: HttpPaymentResourceOptions
 ): Layer.Layer<PaymentResource, never, HttpClient.HttpClient> => Layer.effect(PaymentResource, make(options))
 
-/** What says nothing about the operation: the transport, the platform, a defect at the other end. */
-const noAnswer = [
-  "HttpClientError",
-  "SchemaError",
-  "Internal",
-  "InvalidToken",
-  "RouteNotFound",
-  "MethodNotAllowed",
-  "PayloadTooLarge",
-  "UnsupportedMediaType",
-  "MalformedRequest",
-  "RequestTimeout",
-  "HeadersTooLarge"
-] as const
 /** The same where the operation itself has no invalid request: its branded parameters can not be out of bounds. */
 const refusedOrNoAnswer = [...noAnswer, "ValidationFailed"] as const
 

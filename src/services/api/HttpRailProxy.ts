@@ -15,6 +15,7 @@ import { type BackendUnavailable, backendUnavailable } from "../../core/lock/Loc
 import { RailProxy } from "../../core/rail/RailProxy.ts"
 import type { WireError } from "./ApiError.ts"
 import { RailHttpApi } from "./RailHttpApi.ts"
+import { noAnswer } from "./RequestErrors.ts"
 
 export interface HttpRailProxyOptions {
   readonly url: string
@@ -79,21 +80,6 @@ export const make = Effect.fnUntraced(function* (options: HttpRailProxyOptions) 
 
 export const layer = (options: HttpRailProxyOptions): Layer.Layer<RailProxy, never, HttpClient.HttpClient> =>
   Layer.effect(RailProxy, make(options))
-
-/** What says nothing about the operation: the transport, the platform, a defect at the other end. */
-const noAnswer = [
-  "HttpClientError",
-  "SchemaError",
-  "Internal",
-  "InvalidToken",
-  "RouteNotFound",
-  "MethodNotAllowed",
-  "PayloadTooLarge",
-  "UnsupportedMediaType",
-  "MalformedRequest",
-  "RequestTimeout",
-  "HeadersTooLarge"
-] as const
 
 const unavailable =
   (operation: string) =>

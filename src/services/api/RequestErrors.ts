@@ -10,19 +10,27 @@ import { InvalidToken, ValidationFailed } from "../../core/RequestFailures.ts"
 import { randomTraceId, TraceId } from "../../core/TraceId.ts"
 import { errors, isWireError, rowOf } from "./ApiError.ts"
 
+/** What any endpoint may answer whatever it is for, besides `ValidationFailed`. */
+const aboutNoOperation = [
+  "InvalidToken",
+  "RouteNotFound",
+  "MethodNotAllowed",
+  "PayloadTooLarge",
+  "UnsupportedMediaType",
+  "MalformedRequest",
+  "RequestTimeout",
+  "HeadersTooLarge",
+  "Internal"
+] as const
+
+/** What any endpoint may answer before its service is asked, and for a defect. */
+export const requestFailures = ["ValidationFailed", ...aboutNoOperation] as const
+
+/** For a client: what says nothing about the operation. The transport, the platform, a defect at the other end. */
+export const noAnswer = ["HttpClientError", "SchemaError", ...aboutNoOperation] as const
+
 export class RequestErrors extends HttpApiMiddleware.Service<RequestErrors>()("dlock/services/api/RequestErrors", {
-  error: errors(
-    "ValidationFailed",
-    "InvalidToken",
-    "RouteNotFound",
-    "MethodNotAllowed",
-    "PayloadTooLarge",
-    "UnsupportedMediaType",
-    "MalformedRequest",
-    "RequestTimeout",
-    "HeadersTooLarge",
-    "Internal"
-  )
+  error: errors(...requestFailures)
 }) {}
 
 /** What is set already; the active span's trace id; without tracing the caller's `traceparent`; else a random one. */

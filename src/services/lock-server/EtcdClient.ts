@@ -22,6 +22,7 @@ import {
   type ITxnResponse
 } from "etcd3"
 import { boundedBy } from "../../core/Bound.ts"
+import * as EmbeddedEtcd from "../platform/EmbeddedEtcd.ts"
 
 export interface EtcdOptions {
   /** `http://host:port`, or all of them `https://`. */
@@ -281,10 +282,7 @@ export const randomLeaseId = Effect.map(
   ([high, low]) => ((BigInt(high) << 31n) | BigInt(low)).toString()
 )
 
-export const isOld = (version: string) => {
-  const [major = 0, minor = 0] = version.split(".").map(Number)
-  return !(major > 3 || (major === 3 && minor >= 5))
-}
+export const isOld = (version: string) => !EmbeddedEtcd.isRecent(version)
 
 // -----------------------------------------------------------------------------
 // connections

@@ -28,7 +28,7 @@ export const sweep = Effect.fnUntraced(function* (
   )
   const [held = [], locks = [], sessions = [], opened = []] = value.responses.map((one) => one.response_range.kvs)
   const living = new Set(sessions.map((kv) => nameOf(kv, at.session(""))))
-  const revisions = new Map(locks.map((kv) => [nameOf(kv, at.lock("")), kv.mod_revision]))
+  const leased = new Map(locks.map((kv) => [nameOf(kv, at.lock("")), kv]))
   // The same grants as a second ago, most of them: only the new ones are read.
   const stored = new Map<string, Stored>()
   for (const kv of held) {
@@ -41,7 +41,7 @@ export const sweep = Effect.fnUntraced(function* (
 
   const ended = [...stored].flatMap(([name, grant]): ReadonlyArray<Ended> => {
     const key = name as LockKey
-    if (revisions.get(name) !== grant.revision) return [{ key, grant, end: "expired" }]
+    if (leased.get(name)?.mod_revision !== grant.revision) return [{ key, grant, end: "expired" }]
     return living.has(grant.grant.sessionId) ? [] : [{ key, grant, end: "session" }]
   })
   const gone = opened.filter((kv) => !living.has(nameOf(kv, at.opened(""))))
@@ -49,7 +49,11 @@ export const sweep = Effect.fnUntraced(function* (
   const told = yield* Effect.ensuring(
     tellAll(state, ended, endGrant, budget),
     // Whoever tells it: without their session they are free, and not before they are told, or they would look expired.
-    Effect.forEach(ended, (one) => (one.end === "session" ? finishLeaseOf(state, one, locks) : Effect.void))
+    Effect.forEach(ended, ({ end, key }) => {
+      // `held` does not know its lease, the lock does.
+      const lock = end === "session" ? leased.get(key) : undefined
+      return lock === undefined ? Effect.void : state.leases.finish(lock.lease)
+    })
   )
   const expired = yield* tellAll(state, gone, endSession, budget)
   const expiredGrants = [...state.untold.splice(0), ...told.map((one) => toldOf(state, one))]
@@ -116,15 +120,6 @@ const endSession = ({ at }: State, kv: IKeyValue, memory: string) => {
     compare: [revisionIs(at.opened(id), kv.mod_revision)],
     success: [remove(at.opened(id)), put(at.expired(id), readSession(kv) ?? {}, memory)]
   }
-}
-
-/**
- * The lease of a grant that ended with its session still runs; `held` does not know it, the lock does. By its key:
- * grants of other keys can have the same revision.
- */
-const finishLeaseOf = (state: State, { grant, key }: Ended, locks: ReadonlyArray<IKeyValue>) => {
-  const lock = locks.find((kv) => kv.mod_revision === grant.revision && nameOf(kv, state.at.lock("")) === key)
-  return lock === undefined ? Effect.void : state.leases.finish(lock.lease)
 }
 
 const all = (prefix: string, keysOnly: boolean): IRequestOp => ({

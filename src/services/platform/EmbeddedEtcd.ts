@@ -380,7 +380,8 @@ const versionOf = (binary: string) =>
     )
   })
 
-const isRecent = (version: string | undefined) => {
+/** 3.5 or newer, what the lock store is made for. What is no version is not. */
+export const isRecent = (version: string | undefined) => {
   const [major = 0, minor = 0] = (version ?? "").split(".").map(Number)
   return major > 3 || (major === 3 && minor >= 5)
 }
