@@ -22,7 +22,7 @@ import {
   type RowReport
 } from "../../src/harness/Experiment.ts"
 import { exitCodeOf } from "../../src/services/platform/ExitCodes.ts"
-import { commandLine, emptyDirectory, openPorts, portsOf, processesOf, type Run, run } from "../support/leftovers.ts"
+import { emptyDirectory, nothingLeft, portsOf, processesOf, type Run, run } from "../support/leftovers.ts"
 import { waitUntil } from "../support/waitUntil.ts"
 
 const rows: ReadonlyArray<MatrixRow> = matrix.map((switches) => ({
@@ -187,20 +187,7 @@ const interruptedAt = ({ come, name, signal, startsOthers }: Moment, temporary: 
     assert.strictEqual(demo.exit(), signal === "SIGINT" ? 130 : "SIGKILL", demo.stderr())
     // Who was killed can not wait for the rest; its watchdogs do that.
     const within = signal === "SIGINT" ? "2 seconds" : "30 seconds"
-    const left = () => [
-      ...processesOf(temporary).map((pid) => `process ${pid}: ${commandLine(pid)}`),
-      ...fs.readdirSync(temporary).filter((one) => /^dlock-(?!pg-\d)/.test(one))
-    ]
-    yield* waitUntil(
-      "nothing of the demo is left",
-      Effect.sync(() => left().length === 0),
-      within
-    ).pipe(Effect.catchCause(() => Effect.sync(() => assert.deepStrictEqual(left(), [], name))))
-    const open = openPorts()
-    assert.deepStrictEqual(
-      ports.filter((port) => open.has(port)),
-      []
-    )
+    yield* nothingLeft(temporary, ports, within, name)
   }).pipe(Effect.scoped)
 
 describe.skipIf(process.platform !== "linux")("the demo, interrupted,", () => {

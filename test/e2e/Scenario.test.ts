@@ -10,7 +10,7 @@ import { Config, Effect } from "effect"
 import * as fs from "node:fs"
 import * as os from "node:os"
 import * as path from "node:path"
-import { commandLine, emptyDirectory, openPorts, portsOf, processesOf, run } from "../support/leftovers.ts"
+import { emptyDirectory, nothingLeft, portsOf, processesOf, run } from "../support/leftovers.ts"
 import { waitUntil } from "../support/waitUntil.ts"
 
 const wanted = Effect.orDie(Config.withDefault(Config.String("DLOCK_SCENARIOS"), "uc-03 stale"))
@@ -99,20 +99,7 @@ describe.skipIf(process.platform !== "linux")("scenario run", () => {
         command.child.kill("SIGINT")
         yield* ended(command, "60 seconds")
         assert.strictEqual(command.exit(), 130, command.stderr())
-        const left = () => [
-          ...processesOf(temporary).map((pid) => `process ${pid}: ${commandLine(pid)}`),
-          ...fs.readdirSync(temporary).filter((one) => /^dlock-(?!pg-\d)/.test(one))
-        ]
-        yield* waitUntil(
-          "nothing is left",
-          Effect.sync(() => left().length === 0),
-          "10 seconds"
-        ).pipe(Effect.catchCause(() => Effect.sync(() => assert.deepStrictEqual(left(), []))))
-        const open = openPorts()
-        assert.deepStrictEqual(
-          ports.filter((port) => open.has(port)),
-          []
-        )
+        yield* nothingLeft(temporary, ports, "10 seconds", "interrupted")
       }).pipe(Effect.scoped),
     300_000
   )

@@ -3,7 +3,9 @@
 import { type ChildProcess, spawn } from "node:child_process"
 import * as fs from "node:fs"
 import * as path from "node:path"
-import { Effect, type Scope } from "effect"
+import { assert } from "@effect/vitest"
+import { type Duration, Effect, type Scope } from "effect"
+import { waitUntil } from "./waitUntil.ts"
 
 /** This program, compiled if it has been (as `npm test` does), else from its sources. */
 export const program = path.resolve(fs.existsSync("dist/main.js") ? "dist/main.js" : "src/main.ts")
@@ -68,6 +70,30 @@ const listeners = () =>
       const [, local = "", , state, , , , , , inode = ""] = line.trim().split(/\s+/)
       return state === LISTEN ? [{ inode, port: Number.parseInt(local.slice(local.lastIndexOf(":") + 1), 16) }] : []
     })
+
+/** Of a command that was told of `temporary` and had these ports: no process, no directory and no port, within the time. */
+export const nothingLeft = (
+  temporary: string,
+  ports: ReadonlyArray<number>,
+  within: Duration.Input,
+  name: string
+): Effect.Effect<void> =>
+  Effect.gen(function* () {
+    const left = () => [
+      ...processesOf(temporary).map((pid) => `process ${pid}: ${commandLine(pid)}`),
+      ...fs.readdirSync(temporary).filter((one) => /^dlock-(?!pg-\d)/.test(one))
+    ]
+    yield* waitUntil(
+      "nothing is left",
+      Effect.sync(() => left().length === 0),
+      within
+    ).pipe(Effect.catchCause(() => Effect.sync(() => assert.deepStrictEqual(left(), [], name))))
+    const open = openPorts()
+    assert.deepStrictEqual(
+      ports.filter((port) => open.has(port)),
+      []
+    )
+  })
 
 export interface Run {
   readonly child: ChildProcess

@@ -16,6 +16,7 @@ import * as http from "node:http"
 import * as os from "node:os"
 import * as path from "node:path"
 import { fileURLToPath } from "node:url"
+import { type DebianPackage, downloadScript } from "./DebianPackage.ts"
 import { freePort, isFree } from "./Loopback.ts"
 import * as Pid from "./Pid.ts"
 
@@ -386,52 +387,29 @@ export const isRecent = (version: string | undefined) => {
   return major > 3 || (major === 3 && minor >= 5)
 }
 
-/**
- * Debian's current stable, whatever this machine runs: its own may have 3.4 only, and Go programs run on older systems.
- * An apt state of its own, so that nothing of the machine's is touched and no root is needed.
- */
-const downloadScript = `
-set -eu
-cache=$1
-command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || { echo "this machine has no apt" >&2; exit 3; }
-mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null |
-  awk '/^URIs:/{print $2} /^deb /{for (i = 2; i <= NF; i++) if ($i ~ /^https?:/) {print $i; break}}' |
-  grep -E '/debian/?$' | head -n 1)
-[ -n "$mirror" ] || { echo "no Debian mirror is configured on this machine" >&2; exit 3; }
-staging=$(mktemp -d "$cache/staging.XXXXXX")
-trap 'rm -rf -- "$staging"' EXIT
-trap 'exit 1' HUP INT TERM
-mkdir -p "$staging/lists/partial" "$staging/cache/archives/partial" "$staging/files"
-printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s trixie main\\n' "$mirror" >"$staging/sources.list"
-cd "$staging"
-apt() {
-  apt-get -qq -o Dir::Etc::sourcelist="$staging/sources.list" -o Dir::Etc::sourceparts=- \\
-    -o Dir::State::lists="$staging/lists" -o Dir::Cache="$staging/cache" -o Dir::State::status=/dev/null \\
-    -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
-}
-apt update
-apt download etcd-server
-dpkg-deb -x etcd-server_*.deb "$staging/files"
-chmod 755 "$staging/files/usr/bin/etcd"
-mv -f "$staging/files/usr/bin/etcd" "$cache/etcd"
-`
+/** Of Debian's current stable: a machine's own may have 3.4 only. */
+const etcdServer: DebianPackage = { suite: "trixie", name: "etcd-server", binaries: ["etcd"] }
 
 const download = (cache: string) =>
   Effect.callback<void, EmbeddedEtcdError>((resume) => {
-    const child = execFile("/bin/sh", ["-c", downloadScript, "sh", cache], { timeout: 180_000 }, (error, _, output) =>
-      resume(
-        error === null
-          ? Effect.void
-          : Effect.fail(
-              failure(
-                "install",
-                `there is no etcd 3.5 or newer here, and it could not be downloaded (${output.trim().split("\n").at(-1)}). ` +
-                  "Either install etcd and have it on the PATH, or name the binary in DLOCK_ETCD_BIN " +
-                  `(it can be copied out of a container image), or put it at ${path.join(cache, "etcd")}, ` +
-                  "or name a running server in LOCK_ETCD_ENDPOINTS."
+    const child = execFile(
+      "/bin/sh",
+      ["-c", downloadScript(etcdServer), "sh", cache],
+      { timeout: 180_000 },
+      (error, _, output) =>
+        resume(
+          error === null
+            ? Effect.void
+            : Effect.fail(
+                failure(
+                  "install",
+                  `there is no etcd 3.5 or newer here, and it could not be downloaded (${output.trim().split("\n").at(-1)}). ` +
+                    "Either install etcd and have it on the PATH, or name the binary in DLOCK_ETCD_BIN " +
+                    `(it can be copied out of a container image), or put it at ${path.join(cache, "etcd")}, ` +
+                    "or name a running server in LOCK_ETCD_ENDPOINTS."
+                )
               )
-            )
-      )
+        )
     )
     return Effect.sync(() => child.kill())
   })
