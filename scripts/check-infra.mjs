@@ -77,7 +77,7 @@ const slips = [
     "vector(0)"
   ],
   ["FencedOutMany", ">= 5", ">= 4"],
-  ["FencedOut", "sum by (point)", "sum by (op)"],
+  ["FencedOut", "sum((lock", "sum by (point) ((lock"],
   ["FencingDisabled", '{environment!="lab"}', ""],
   ["MoneySignalMissing", 'absent(fencing_enabled{point="rail"})', 'absent(fencing_enabled{point="resource"})'],
   ["PayoutBacklogBlind", "or time() - max(payout_backlog_refreshed_timestamp_seconds) > 300", ""],
