@@ -75,6 +75,8 @@ say "base images"
 arguments=()
 if [ "${DLOCK_IMAGE_IN_DOCKER:-}" != 1 ]; then
   node scripts/bootstrap.mjs
+  # What bash remembers of `node` is the system's; from here on it is the one that was just installed.
+  hash -r
   modules=.dlock/image
   mkdir -p $modules
   if ! cmp -s package-lock.json $modules/package-lock.json || [ ! -f $modules/installed ]; then
