@@ -1,9 +1,11 @@
 /** Participants that only some scenarios have: programs like the workers', on nodes of their own. */
-import { Effect, Random } from "effect"
+import { Context, Effect, Random } from "effect"
 import { AcquireId, OwnerId } from "../core/lock/Lock.ts"
 import { LockApi } from "../core/lock/LockApi.ts"
 import * as LockClient from "../services/lock-client/LockClient.ts"
-import { type Cluster, lockKey } from "./Cluster.ts"
+import { Operator } from "../services/operator/Locks.ts"
+import * as Payouts from "../services/operator/Payouts.ts"
+import { type Cluster, lockKey, payoutIdOf } from "./Cluster.ts"
 import * as Observed from "./Observed.ts"
 
 /** Three who want the lock for a moment and wait in the server's line, within a bound. */
@@ -46,6 +48,33 @@ export const visitors = ({ recorder, settings, world, wire }: Cluster): void => 
       })
       .start()
   }
+}
+
+/** Cancels the last payout, with the very operation behind `payout cancel`, and tries again while it could not. */
+export const cancellingOperator = ({ clients, spec, world }: Cluster): void => {
+  world
+    .node("operator", {
+      program: (process) =>
+        Effect.scoped(
+          Effect.gen(function* () {
+            const context = yield* clients(process)
+            const operator = { name: "operator", actor: OwnerId.make(process.node.name) }
+            const cancel = Payouts.cancel(payoutIdOf(spec.payouts), "the customer has thought better of it").pipe(
+              Effect.provideContext(Context.add(context, Operator, operator)),
+              Effect.matchEffect({
+                // Somebody else holds the account, or somebody does not answer.
+                onFailure: ({ _tag }) => Effect.succeed(_tag === "IllegalTransition" || _tag === "EvidenceMissing"),
+                onSuccess: () => Effect.succeed(true)
+              })
+            )
+            for (let attempt = 1; attempt <= 10; attempt++) {
+              yield* Effect.sleep(yield* Random.nextIntBetween(1, 400))
+              if (yield* cancel) return
+            }
+          })
+        )
+    })
+    .start()
 }
 
 /** Looks who holds the lock and, after a while, takes it away. */

@@ -11,7 +11,7 @@ import fc from "fast-check"
 import type { Fault, FaultPlan, When } from "./FaultPlan.ts"
 import type { RunSpec } from "./RunSpec.ts"
 import { settingsOf } from "./RunSpec.ts"
-import { crashPoints, type Family, type Scenario, serverPoints, workerPoints } from "./Scenario.ts"
+import { crashPoints, type Family, type Scenario, serverPoints, stopPoints, workerPoints } from "./Scenario.ts"
 
 /** 1..max, shrunk by trying every smaller value, smallest first: positions are not ordered by simplicity, halving gets stuck. */
 class Position extends fc.Arbitrary<number> {
@@ -228,6 +228,14 @@ const arbitrariesOf = (scenario: Scenario): Arbitraries => {
         how: "process" as const,
         downMillis: down
       })),
+    stopPoint: fc
+      .record({ where: fc.constantFrom(...stopPoints), nth: position(1), millis: times(3.5, 2.5, 7) })
+      .map(({ millis, nth: number, where: [, node, name] }) => ({
+        kind: "pause" as const,
+        node,
+        when: { at: "point" as const, name, nth: number },
+        millis
+      })),
     message,
     cut,
     clock,
@@ -331,6 +339,8 @@ export const specOf = (scenario: Scenario, fixed: Fixed = {}): fc.Arbitrary<RunS
       lockServers: mostlyLeast(scenario.lockServers),
       rail: railFaults(scenario.rail, railFault),
       staleHolder: maybe(scenario.stale ?? 0),
+      canceller: maybe(scenario.cancelled ?? 0),
+      reconcilers: sometimes(scenario.reconcilers ?? 0, 1, 2),
       railLatencyMillis: sometimes(scenario.rail > 0 ? 30 : 0, 0, 100, 400, 750),
       railBlindMillis: sometimes(scenario.rail, 0, 200, 1_500),
       // swarm in three runs of four
@@ -368,9 +378,17 @@ const railFaults = (percent: number, fault: fc.Arbitrary<RunSpec["rail"][number]
         { weight: percent, arbitrary: fc.array(fault, { minLength: 1, maxLength: 2 }) }
       )
 
-/** What a decline says is true, and what the stub's faults are named for. */
-const consistent = (spec: RunSpec): RunSpec => ({
+const stopsReconciler = (fault: Fault): boolean =>
+  fault.kind === "pause" && fault.when.at === "point" && fault.when.name === "resolve.before"
+
+/**
+ * What a decline says is true, and what the stub's faults are named for; nothing befalls who is not there; and while a
+ * reconciler is stopped there is another.
+ */
+export const consistent = (spec: RunSpec): RunSpec => ({
   ...spec,
+  reconcilers: spec.faults.some(stopsReconciler) ? 2 : spec.reconcilers,
+  faults: spec.canceller ? spec.faults : spec.faults.filter((fault) => !("node" in fault) || fault.node !== "operator"),
   rail: spec.rail.map((fault) =>
     fault.kind === "decline" || fault.kind === "timeoutUnpaid"
       ? { ...fault, paid: false }

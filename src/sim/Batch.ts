@@ -2,7 +2,7 @@
  * A chunk of a batch: some runs of a scenario drawn from one seed, and if one fails, the simplest run that fails the same
  * way. A chunk is a function of its arguments, so that a batch comes to the same whoever runs which chunk.
  */
-import { check, type Fixed } from "./Arbitrary.ts"
+import { check, consistent, type Fixed } from "./Arbitrary.ts"
 import { mix } from "./Draw.ts"
 import { withTraps } from "./Leaks.ts"
 import { Marks } from "./Marks.ts"
@@ -155,7 +155,7 @@ const simpler = (spec: RunSpec, fails: (spec: RunSpec) => boolean): RunSpec => {
       if (fails(held)) return held
     }
   }
-  const withFaults = { ...plain, faults: spec.faults }
+  const withFaults = consistent({ ...plain, faults: spec.faults })
   return withoutEach(fails(withFaults) ? withFaults : spec, fails)
 }
 

@@ -57,8 +57,12 @@ export interface Cluster {
   readonly paydb: SimPaydb.SimPaydbState
   /** Executors and reconciler: what has to come to an end when it is told to. */
   readonly workers: ReadonlyArray<Node>
-  /** The last of the workers. */
-  readonly reconciler: Node
+  /** The last of the workers, started when there is something to reconcile. */
+  readonly reconcilers: ReadonlyArray<Node>
+  /** What a process of its own needs to work on payouts as the workers do. */
+  readonly clients: (
+    process: Process
+  ) => Effect.Effect<Context.Context<LockClient.LockClient | PaymentResource | RailProxy>, never, Scope.Scope>
   readonly servers: ReadonlyArray<Node>
   readonly railNode: Node
   readonly history: (settled: boolean) => History
@@ -289,20 +293,21 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
     if (stale) recorder.stale.add(node.name)
     workers.push(node)
   }
-  const reconciler = world.node("reconciler", {
-    program: (process) =>
-      Effect.scoped(
-        Effect.gen(function* () {
-          const { run } = yield* built(
-            Reconciler.Reconciler,
-            Reconciler.layer({ actor: OwnerId.make("reconciler"), settings: settings.reconcile }),
-            yield* clients(process)
-          )
-          return yield* run
-        })
-      )
-  })
-  workers.push(reconciler)
+  const reconciling: Program = (process) =>
+    Effect.scoped(
+      Effect.gen(function* () {
+        const { run } = yield* built(
+          Reconciler.Reconciler,
+          Reconciler.layer({ actor: OwnerId.make(process.node.name), settings: settings.reconcile }),
+          yield* clients(process)
+        )
+        return yield* run
+      })
+    )
+  const reconcilers = Array.from({ length: spec.reconcilers }, (_, n) =>
+    world.node(n === 0 ? "reconciler" : `reconciler-${n + 1}`, { program: reconciling })
+  )
+  workers.push(...reconcilers)
 
   const servers = [...lockNodes, paymentNode, ...proxyNodes]
 
@@ -315,7 +320,8 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
     wire,
     paydb,
     workers,
-    reconciler,
+    reconcilers,
+    clients,
     servers,
     railNode,
     history: (settled) => historyOf(recorder, paydb, durable(railNode, stub.payments).payments, settled)

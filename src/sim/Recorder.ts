@@ -6,7 +6,7 @@
 import { Clock, Context, Exit, Option } from "effect"
 import type { FenceEvent } from "../core/History.ts"
 import type { LockOp } from "../core/LockHistory.ts"
-import type { AccountId, PayoutId } from "../core/payment/Payout.ts"
+import { type AccountId, lockKeyOf, type PayoutId } from "../core/payment/Payout.ts"
 import { Marks } from "./Marks.ts"
 import type { Node, Process } from "./Node.ts"
 import { NodeClock } from "./NodeClock.ts"
@@ -191,6 +191,7 @@ export class Recorder {
       )
     }
     if (failure === "FencedOut") this.marks.hit(`fenced out at ${point}`)
+    this.#race(op, write, account, failure)
     const said: unknown = Exit.isSuccess(answer) ? answer.value : undefined
     // Who goes on after a loss may come between two tokens, of which the later had nothing to submit.
     if (isSecondSubmission(said) && !this.stale.has(write.actor)) {
@@ -207,6 +208,29 @@ export class Recorder {
       rowsChanged,
       highest: before.highest
     })
+  }
+
+  /** The crash points of which none dies: two about the same payout, of whom the database lets one go first. */
+  #race(
+    op: string,
+    write: { readonly payoutId: PayoutId; readonly token: bigint },
+    account: AccountId,
+    failure: string | undefined
+  ): void {
+    const successor = this.oracle.holderOf(lockKeyOf(account), this.lockTime())
+    const isOvertaken = successor !== undefined && successor.token > write.token
+    const submission = this.paydb!.submissions.findLast(({ payoutId }) => payoutId === write.payoutId)
+    const isVoided = submission?.outcome === "VOIDED"
+    // The successor has the lock, and not yet the account.
+    if (op === "submit" && failure === undefined && isOvertaken) this.marks.hit("crash point 3b")
+    if (op === "post" && (failure === "FencedOut" || (failure === undefined && isOvertaken))) {
+      this.marks.hit("crash point 9b")
+    }
+    if (op === "resolve" && (failure === "FencedOut" || failure === "IllegalTransition")) {
+      this.marks.hit("crash point 14")
+    }
+    const isLost = op === "void" ? submission !== undefined && !isVoided : op === "submit" && isVoided
+    if (isLost && failure !== undefined) this.marks.hit("crash point 15")
   }
 
   /** The rail has received a payment. The intent must be on record by now. */

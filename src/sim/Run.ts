@@ -7,12 +7,13 @@
  *     stop      in one run of four the workers are told to stop and must come to an end
  *     zombies   only proxy, rail and paydb are left: whatever is still on its way arrives, and may still do harm
  */
+import { cancellingOperator } from "./Actors.ts"
 import type { LockOp } from "../core/LockHistory.ts"
 import type { History } from "../core/History.ts"
 import { build, type Cluster, type ClusterOptions } from "./Cluster.ts"
 import { apply, heal } from "./FaultPlan.ts"
 import { judge, type Judged, leakMillis, type Verdict } from "./Judge.ts"
-import { crashPoints, scenarioOf } from "./Scenario.ts"
+import { crashPoints, scenarioOf, stopPoints } from "./Scenario.ts"
 import { boundMillis, faultPhaseMillis, lateMillisMax, type RunSpec } from "./RunSpec.ts"
 
 export interface Outcome {
@@ -58,8 +59,9 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
   const cluster = build(spec, options)
   const { network, recorder, servers, workers, world } = cluster
   for (const node of servers) node.start()
-  for (const node of workers) if (node !== cluster.reconciler) node.start()
+  for (const node of workers) if (!cluster.reconcilers.includes(node)) node.start()
   const scenario = scenarioOf(spec.scenario)
+  if (spec.canceller) cancellingOperator(cluster)
   scenario.prepare?.(cluster)
   const visitors = world.nodes.filter((node) => !node.daemon && !workers.includes(node))
   const { hits } = apply(spec.faults, network)
@@ -70,9 +72,11 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
   }
   /** It would only look, and find nothing, before there is something to reconcile. A third of the idle calls are saved. */
   const startReconciler = (): void => {
-    if (cluster.reconciler.down !== "new") return
+    if (cluster.reconcilers[0]?.down !== "new") return
     for (const { state } of cluster.paydb.payouts.values()) {
-      if (state === "RAIL_AMBIGUOUS" || state === "FAILED") return void cluster.reconciler.start()
+      if (state !== "RAIL_AMBIGUOUS" && state !== "FAILED") continue
+      for (const node of cluster.reconcilers) node.start()
+      return
     }
   }
   let quietSince: number | undefined
@@ -137,6 +141,7 @@ export const run = (spec: RunSpec, options: RunOptions = {}): Ran => {
     for (const node of workers) node.stop()
     runUntil(world.now + micros(60_000), () => workers.every((node) => !node.hanging))
   } else for (const node of workers) node.retire()
+  for (const node of visitors) node.retire()
   recorder.endedAt = world.now
   for (const node of servers) if (!node.name.startsWith("rail-proxy")) node.retire()
   const late = Math.max(
@@ -186,9 +191,9 @@ const markFaults = ({ recorder, spec }: Cluster, hits: ReadonlyArray<number>): v
     const times = hits[index] ?? 0
     if (times === 0) return
     recorder.marks.hit(`fault ${fault.kind}`, times)
-    if (fault.kind !== "kill" || fault.when.at !== "point") return
+    if ((fault.kind !== "kill" && fault.kind !== "pause") || fault.when.at !== "point") return
     const { name } = fault.when
-    for (const [number, node, point] of crashPoints) {
+    for (const [number, node, point] of fault.kind === "kill" ? crashPoints : stopPoints) {
       if (fault.node === node && name === point) recorder.marks.hit(`crash point ${number}`)
     }
   })

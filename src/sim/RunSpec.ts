@@ -30,6 +30,7 @@ export const RunSpec = Schema.Struct({
   workers: Schema.Int,
   lockServers: Schema.Int,
   proxies: Schema.Int,
+  reconcilers: Schema.Int,
   accounts: Schema.Int,
   payouts: Schema.Int,
   /** How many payouts the opening balance of an account pays: with less than are ordered, some fail for want of money. */
@@ -47,6 +48,8 @@ export const RunSpec = Schema.Struct({
   guards: Schema.Boolean,
   /** w1 ignores that it lost its lock. */
   staleHolder: Schema.Boolean,
+  /** An operator cancels the last payout, as `payout cancel` does. */
+  canceller: Schema.Boolean,
   /** A deliberate bug by name; only `sim mutants` sets it. */
   mutant: Schema.NullOr(Schema.String),
   faults: FaultPlan
@@ -69,6 +72,7 @@ export const simplest: RunSpec = {
   workers: 2,
   lockServers: 1,
   proxies: 1,
+  reconcilers: 1,
   accounts: 1,
   payouts: 1,
   funds: 4,
@@ -79,6 +83,7 @@ export const simplest: RunSpec = {
   railFencing: true,
   guards: true,
   staleHolder: false,
+  canceller: false,
   mutant: null,
   faults: []
 }

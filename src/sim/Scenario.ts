@@ -21,6 +21,8 @@ export type Family =
   | "serverHold"
   | "kill"
   | "crashPoint"
+  /** Stops, for longer than a lease, where the crash points have a variant in which nobody dies. */
+  | "stopPoint"
   | "message"
   | "cut"
   | "clock"
@@ -44,6 +46,9 @@ export interface Scenario {
   readonly stale?: number
   /** How often there is less money than was ordered to be paid, in percent. */
   readonly poor?: number
+  /** How often an operator cancels a payout, and how often there are two reconcilers, in percent. */
+  readonly cancelled?: number
+  readonly reconcilers?: number
   readonly workers: readonly [min: number, max: number]
   readonly payouts: readonly [min: number, max: number]
   readonly lockServers: readonly [min: number, max: number]
@@ -144,7 +149,16 @@ export const crashPoints: ReadonlyArray<readonly [number: string, node: string, 
   ["11", "payment-resource", "payment.post.after"],
   ["12", "w1", "ambiguous.before"],
   ["13", "reconciler", "resolve.before"],
+  ["16", "operator", "rail.seal.after"],
   ["17", "w1", "release.before"]
+]
+
+/** Those at which somebody is stopped and comes back; 3b, 9b, 14 and 15 are races, which the recorder sees. */
+export const stopPoints: ReadonlyArray<readonly [number: string, node: string, point: string]> = [
+  ["4b", "rail-proxy", "rail.intent.after"],
+  ["stop", "reconciler", "resolve.before"],
+  ["stop", "operator", "rail.seal.before"],
+  ["stop", "operator", "pay.fail.before"]
 ]
 
 export const scenarios: ReadonlyArray<Scenario> = [
@@ -248,10 +262,12 @@ export const scenarios: ReadonlyArray<Scenario> = [
     title: "Worker crash mid-payout",
     expectation: "whoever dies wherever, the successor finishes by state and record: paid once, the same amount",
     base: base("uc-04"),
-    faults: { crashPoint: 100, kill: 20, message: 15 },
+    faults: { crashPoint: 100, stopPoint: 30, leapfrog: 20, kill: 20, message: 15 },
     moods: 10,
-    rail: 30,
+    rail: 40,
     poor: 20,
+    cancelled: 25,
+    reconcilers: 20,
     workers: [2, 2],
     payouts: [1, 2],
     lockServers: [1, 1],
@@ -259,6 +275,7 @@ export const scenarios: ReadonlyArray<Scenario> = [
       "posted",
       "recovered a claimed payout",
       "failed for want of money",
+      ...["3b", "4b", "9b", "14", "15"].map((number) => `crash point ${number}`),
       ...new Set(crashPoints.map(([number]) => `crash point ${number}`))
     ]
   },
