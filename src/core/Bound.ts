@@ -1,4 +1,4 @@
-import { Effect } from "effect"
+import { type Context, Effect } from "effect"
 
 /**
  * A hard upper bound on the time until the caller goes on. `Effect.timeout` is none: it waits until the interruption of
@@ -8,29 +8,29 @@ import { Effect } from "effect"
 export const boundedBy =
   <E2>(millis: number, orElse: () => E2) =>
   <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | E2, R> =>
-    Effect.uninterruptibleMask((restore) =>
-      Effect.flatMap(Effect.forkDetach(self, { startImmediately: true }), (call) => {
+    // Two fibers whose ends are observed, and no race between fibers that wait for them: this is around every remote call.
+    Effect.contextWith((context: Context.Context<R>) =>
+      Effect.callback<A, E | E2>((resume) => {
+        const fork = Effect.runForkWith(context)
+        const call = fork(self)
         const answered = call.pollUnsafe()
-        if (answered !== undefined) return answered
-        // Two fibers and no race between fibers that wait for them: this is around every remote call.
-        return Effect.flatMap(Effect.forkDetach(Effect.sleep(millis), { startImmediately: true }), (timer) =>
-          Effect.onExit(
-            restore(
-              Effect.callback<A, E | E2>((resume) => {
-                const late = timer.addObserver(() => resume(Effect.fail(orElse())))
-                const done = call.addObserver((exit) => resume(exit))
-                return Effect.sync(() => {
-                  late()
-                  done()
-                })
-              })
-            ),
-            () =>
-              Effect.sync(() => {
-                timer.interruptUnsafe()
-                call.interruptUnsafe()
-              })
-          )
-        )
+        if (answered !== undefined) return resume(answered)
+        const timer = fork(Effect.sleep(millis))
+        const forgetTimer = timer.addObserver(() => {
+          forgetCall()
+          call.interruptUnsafe()
+          resume(Effect.fail(orElse()))
+        })
+        const forgetCall = call.addObserver((exit) => {
+          forgetTimer()
+          timer.interruptUnsafe()
+          resume(exit)
+        })
+        return Effect.sync(() => {
+          forgetTimer()
+          forgetCall()
+          timer.interruptUnsafe()
+          call.interruptUnsafe()
+        })
       })
     )

@@ -8,4 +8,5 @@ export const FaultPoint = Context.Reference<(name: string) => Effect.Effect<void
   defaultValue: () => () => Effect.void
 })
 
-export const reached = (name: string): Effect.Effect<void> => Effect.flatMap(FaultPoint, (at) => at(name))
+export const reached = (name: string): Effect.Effect<void> =>
+  Effect.withFiber((fiber) => fiber.getRef(FaultPoint)(name))

@@ -232,7 +232,7 @@ export const heal = (network: SimNetwork): void => {
   network.setConditions({ ...calm, latencyMicros, jitterMicros })
   for (const link of network.allLinks) {
     link.healAll()
-    for (const channel of [...link.requests.values(), ...link.answers.values()]) channel.faults.clear()
+    for (const channel of [...link.requests.values(), ...link.answers.values()]) channel.faults = undefined
   }
   for (const node of network.world.nodes) {
     node.resume()

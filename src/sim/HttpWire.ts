@@ -211,22 +211,21 @@ const clientOf = (host: Host): HttpClient.HttpClient => {
       Effect.flatMap(CurrentProcess, (process) => {
         const peer = peers.get(process)
         if (peer === undefined) return Effect.die(`${process.node.name} knows no hosts`)
-        return peer.network
-          .call(process, peer.hosts[host], labelOf(host, request), (serve) => {
+        return peer.network.call(
+          process,
+          peer.hosts[host],
+          labelOf(host, request),
+          (serve) => {
             const received = HttpServerRequest.fromClientRequest(request)
             return Effect.map(Effect.provideService(serve, HttpServerRequest.HttpServerRequest, received), () =>
               HttpServerResponse.toClientResponse(Reflect.get(received, response), { request })
             ) as Effect.Effect<ReturnType<typeof HttpServerResponse.toClientResponse>, never, Ambient>
-          })
-          .pipe(
-            Effect.catchTag("CallFailed", (cause) =>
-              Effect.fail(
-                new HttpClientError.HttpClientError({
-                  reason: new HttpClientError.TransportError({ request, cause })
-                })
-              )
-            )
-          )
+          },
+          {
+            unanswered: (cause) =>
+              new HttpClientError.HttpClientError({ reason: new HttpClientError.TransportError({ request, cause }) })
+          }
+        )
       })
     ),
     Effect.succeed

@@ -198,7 +198,7 @@ export class Node implements Named {
   /** The program is at this point now: planted faults happen here. Afterwards the node may be paused or its process dead. */
   reach(point: Point): void {
     const nth = ++point.visits
-    if (point.triggers.size > 0) fire(point.triggers.get(nth))
+    if (point.triggers !== undefined) fire(point.triggers.get(nth))
   }
 
   /**
@@ -243,7 +243,7 @@ export class Node implements Named {
 
   /** At the nth visit of a point. */
   onPoint(name: string, nth: number, action: () => void): void {
-    add(this.point(name).triggers, nth, action)
+    add((this.point(name).triggers ??= new Map()), nth, action)
   }
 
   /** Right behind the nth visible operation. */

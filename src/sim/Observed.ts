@@ -171,10 +171,13 @@ const heldLock = (lock: HeldLock, process: Process, recorder: Recorder): HeldLoc
     return lock.deadline
   },
   checkStillHeld: Effect.suspend(() => {
-    const left = recorder.believes(process, lock.key, lock.token, lock.deadline)
+    const { deadline } = lock
+    const left = recorder.believes(process, lock.key, lock.token, deadline)
     return Effect.onExit(lock.checkStillHeld, (exit) =>
       Effect.sync(() => {
-        if (Exit.isSuccess(exit) && left <= 0) recorder.tooLate(process, lock.key, lock.token)
+        // The answer to a renewal may have come in between, and been heard before the watch: the lock was not yet lost.
+        const same = lock.deadline === deadline
+        if (Exit.isSuccess(exit) && left <= 0 && same) recorder.tooLate(process, lock.key, lock.token)
         else if (failureTag(exit) === "LockLost") recorder.tell(process, lock.token, "LOCK_LOST")
       })
     )

@@ -5,7 +5,8 @@ export class Point implements Named {
   readonly name: string
   readonly key: number
   visits = 0
-  readonly triggers = new Map<number, Array<() => void>>()
+  /** Made with the first: most points have none. */
+  triggers: Map<number, Array<() => void>> | undefined
 
   constructor(name: string) {
     this.name = name

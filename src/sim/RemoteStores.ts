@@ -4,7 +4,7 @@
  *
  * Every commit is told to the recorder in commit order.
  */
-import { Context, Effect, type Exit, Stream } from "effect"
+import { Context, Effect, Exit, Scheduler, Stream } from "effect"
 import type { LockStore } from "../core/lock/LockStore.ts"
 import { type BackendUnavailable, backendUnavailable } from "../core/lock/LockErrors.ts"
 import { RailAmbiguous } from "../core/payment/PaymentErrors.ts"
@@ -15,7 +15,7 @@ import { TraceId } from "../core/TraceId.ts"
 import type { Node, Process } from "./Node.ts"
 import type { LockCommit } from "./Oracle.ts"
 import type { Recorder } from "./Recorder.ts"
-import { CallFailed, type SimNetwork } from "./SimNetwork.ts"
+import type { CallFailed, SimNetwork } from "./SimNetwork.ts"
 
 /** A process's connection to a database. */
 export interface Connection {
@@ -29,27 +29,36 @@ export interface Connection {
  * What a store finds around itself while it commits. It draws nothing and no request has a trace, so that the same commit
  * has the same effect in every run.
  */
-const inStore: Context.Context<never> = Context.make(TraceId, "0".repeat(32))
+const inStore: Context.Context<never> = Context.make(TraceId, "0".repeat(32)).pipe(
+  // One for all commits, so that their fibers share what they look up in the context.
+  Context.add(Scheduler.Scheduler, {
+    executionMode: "sync",
+    shouldYield: () => false,
+    makeDispatcher: () => {
+      throw new Error("a commit waits")
+    }
+  })
+)
 
-export const commitNow: <A, E>(effect: Effect.Effect<A, E>) => Exit.Exit<A, E> = Effect.runSyncExitWith(inStore)
+const runInStore = Effect.runForkWith(inStore)
 
-const transact = <A, E>(
+export const commitNow = <A, E>(effect: Effect.Effect<A, E>): Exit.Exit<A, E> =>
+  runInStore(effect).pollUnsafe() ?? Exit.die("a commit waits")
+
+const transact = <A, E, F>(
   { database, network, process, timeoutMillis }: Connection,
   operation: string,
-  commit: () => Exit.Exit<A, E>
-): Effect.Effect<A, E | CallFailed> =>
-  network.transact(process, database, `${database.name}.${operation}`, commit, { timeoutMillis })
+  commit: () => Exit.Exit<A, E>,
+  unanswered: (reason: CallFailed["reason"]) => F
+): Effect.Effect<A, E | F> =>
+  network.transact(process, database, `${database.name}.${operation}`, commit, { timeoutMillis, unanswered })
 
 const ask = <A, E>(
   connection: Connection,
   operation: string,
   commit: () => Exit.Exit<A, E>
 ): Effect.Effect<A, E | BackendUnavailable> =>
-  Effect.catch(transact(connection, operation, commit), (failure): Effect.Effect<never, E | BackendUnavailable> =>
-    failure instanceof CallFailed
-      ? Effect.fail(backendUnavailable(operation, failure.reason))
-      : Effect.fail(failure as E)
-  )
+  transact(connection, operation, commit, (reason) => backendUnavailable(operation, reason))
 
 export const lockStoreAt = (
   connection: Connection,
@@ -146,16 +155,15 @@ export const submissionStoreAt = (
     ask(connection, operation, () => commitNow(effect))
   return {
     recordIntent: (request) =>
-      Effect.catchTag(
-        transact(connection, "recordIntent", () =>
-          fencedCommit(recorder, "rail", "submit", request, store.recordIntent(request))
-        ),
-        "CallFailed",
+      transact(
+        connection,
+        "recordIntent",
+        () => fencedCommit(recorder, "rail", "submit", request, store.recordIntent(request)),
         // Refused, it was never asked; else the intent may be, or become, committed.
-        (failure): Effect.Effect<never, BackendUnavailable | RailAmbiguous> =>
-          failure.reason === "refused"
-            ? Effect.fail(backendUnavailable("submit", failure.reason))
-            : Effect.fail(new RailAmbiguous({ payoutId: request.payoutId, outcome: "INTENT" }))
+        (reason) =>
+          reason === "refused"
+            ? backendUnavailable("submit", reason)
+            : new RailAmbiguous({ payoutId: request.payoutId, outcome: "INTENT" })
       ),
     recordOutcome: (submissionId, outcome, detail) =>
       read("recordOutcome", store.recordOutcome(submissionId, outcome, detail)),

@@ -48,7 +48,8 @@ export class Channel implements Named {
   readonly key: number
   /** The highest number sent. */
   count = 0
-  readonly faults = new Map<number, Array<{ readonly fault: MessageFault; readonly onHit: () => void }>>()
+  /** Made with the first: most channels have none. */
+  faults: Map<number, Array<{ readonly fault: MessageFault; readonly onHit: () => void }>> | undefined
 
   constructor(link: Link, label: string, leg: "request" | "answer") {
     this.link = link
@@ -59,8 +60,9 @@ export class Channel implements Named {
   }
 
   plant(nth: number, fault: MessageFault, onHit: () => void): void {
-    const planted = this.faults.get(nth)
-    if (planted === undefined) this.faults.set(nth, [{ fault, onHit }])
+    const faults = (this.faults ??= new Map())
+    const planted = faults.get(nth)
+    if (planted === undefined) faults.set(nth, [{ fault, onHit }])
     else planted.push({ fault, onHit })
   }
 }
@@ -161,7 +163,7 @@ export class Link implements Named {
       delay += mix(world.seed, Purpose.latency, channel.key, nth) % (conditions.jitterMicros + 1)
     }
     let second = -1
-    if (channel.faults.size > 0) {
+    if (channel.faults !== undefined) {
       for (const { fault, onHit } of channel.faults.get(nth) ?? []) {
         onHit()
         if (fault.do === "drop") {

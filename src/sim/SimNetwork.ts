@@ -54,9 +54,11 @@ export class Endpoint<S> {
   }
 }
 
-export interface CallOptions {
+export interface CallOptions<F = CallFailed> {
   /** The transport gives up after so long by the caller's clock. Default: never. A third cheaper than `Effect.timeout`. */
   readonly timeoutMillis?: number
+  /** What the caller makes of a call without an answer. Default: `CallFailed`. */
+  readonly unanswered?: (reason: CallFailed["reason"]) => F
 }
 
 export interface NetworkOptions extends Partial<LinkConditions> {
@@ -125,13 +127,13 @@ export class SimNetwork {
   }
 
   /** Calls a service on another node. The handler runs there as a fiber of its own. */
-  call<S, A, E>(
+  call<S, A, E, F = CallFailed>(
     from: Process,
     to: Endpoint<S>,
     label: string,
     handle: (service: S) => Effect.Effect<A, E, Ambient>,
-    options?: CallOptions
-  ): Effect.Effect<A, E | CallFailed> {
+    options?: CallOptions<F>
+  ): Effect.Effect<A, E | F> {
     return this.request(from, to.node, label, options, (call, process) => {
       const service = to.serviceOf(process)
       return service === undefined ? undefined : () => call.run(process, handle(service))
@@ -143,46 +145,42 @@ export class SimNetwork {
    * the order of these steps is the commit order. What it changes outlives the process; that the caller hears of it is not
    * certain: kill the node at `<label>.served` or lose the answer.
    */
-  transact<A, E>(
+  transact<A, E, F = CallFailed>(
     from: Process,
     to: Node,
     label: string,
     commit: () => Exit.Exit<A, E>,
-    options?: CallOptions
-  ): Effect.Effect<A, E | CallFailed> {
+    options?: CallOptions<F>
+  ): Effect.Effect<A, E | F> {
     return this.request(from, to, label, options, (call, process) => () => call.finish(process, commit()))
   }
 
-  private request<A, E>(
+  private request<A, E, F>(
     from: Process,
     to: Node,
     label: string,
-    options: CallOptions | undefined,
-    prepare: Prepare<A, E>
-  ): Effect.Effect<A, E | CallFailed> {
-    return Effect.suspend(() => {
-      const route = this.route(from.node, to, label)
-      // a pause or kill planted here takes effect before the next operation, the one that sends
-      from.node.reach(route.before)
-      return Effect.callback<A, E | CallFailed>((resume) => {
-        const call = new Call(this, from, to, route, prepare, resume)
-        call.start(options?.timeoutMillis)
-        return Effect.sync(() => call.giveUp())
-      })
+    options: CallOptions<F> | undefined,
+    prepare: Prepare<A, E, F>
+  ): Effect.Effect<A, E | F> {
+    return Effect.callback<A, E | F>((resume) => {
+      const call = new Call(this, from, to, this.route(from.node, to, label), prepare, resume, options)
+      call.begin()
+      return Effect.sync(() => call.giveUp())
     })
   }
 }
 
 /** What the server will do about a call, or undefined if nobody there listens for it. */
-type Prepare<A, E> = (call: Call<A, E>, process: Process) => (() => void) | undefined
+type Prepare<A, E, F> = (call: Call<A, E, F>, process: Process) => (() => void) | undefined
 
-class Call<A, E> implements Connection {
+class Call<A, E, F> implements Connection {
   private readonly network: SimNetwork
   private readonly from: Process
   private readonly to: Node
   private readonly route: Route
-  private readonly prepare: Prepare<A, E>
-  private readonly resume: (effect: Effect.Effect<A, E | CallFailed>) => void
+  private readonly prepare: Prepare<A, E, F>
+  private readonly resume: (effect: Effect.Effect<A, E | F>) => void
+  private readonly options: CallOptions<F> | undefined
   private nth = 0
   /** The caller has its answer, or does not want it any more. */
   private settled = false
@@ -197,8 +195,9 @@ class Call<A, E> implements Connection {
     from: Process,
     to: Node,
     route: Route,
-    prepare: Prepare<A, E>,
-    resume: (effect: Effect.Effect<A, E | CallFailed>) => void
+    prepare: Prepare<A, E, F>,
+    resume: (effect: Effect.Effect<A, E | F>) => void,
+    options: CallOptions<F> | undefined
   ) {
     this.network = network
     this.from = from
@@ -206,9 +205,21 @@ class Call<A, E> implements Connection {
     this.route = route
     this.prepare = prepare
     this.resume = resume
+    this.options = options
   }
 
-  start(timeoutMillis: number | undefined): void {
+  /** A fault planted right before it is sent holds it back, or for ever. */
+  begin(): void {
+    const { from } = this
+    from.node.reach(this.route.before)
+    if (!from.alive) return
+    if (from.node.paused) from.enqueue(() => this.start())
+    else this.start()
+  }
+
+  private start(): void {
+    if (this.settled) return
+    const timeoutMillis = this.options?.timeoutMillis
     const { request } = this.route
     this.network.calls++
     this.nth = ++request.count
@@ -265,14 +276,14 @@ class Call<A, E> implements Connection {
   }
 
   /** Answers have the number of their request, so that a plan can name both. */
-  private answer(result: Effect.Effect<A, E | CallFailed>): void {
+  private answer(result: Effect.Effect<A, E | F>): void {
     const { answer } = this.route
     if (answer.count < this.nth) answer.count = this.nth
     answer.link.send(answer, this.nth, () => this.answered(result))
   }
 
   /** A handler's typed failure travels; its interruption is a closed connection and its defect a 500. */
-  private asSeenByCaller(exit: Exit.Exit<A, E>): Effect.Effect<A, E | CallFailed> {
+  private asSeenByCaller(exit: Exit.Exit<A, E>): Effect.Effect<A, E | F> {
     if (exit._tag === "Success") return exit
     if (Cause.hasDies(exit.cause)) {
       this.network.world.defects.push(
@@ -284,8 +295,14 @@ class Call<A, E> implements Connection {
     return this.failed("reset")
   }
 
-  private failed(reason: CallFailed["reason"]): CallFailed {
-    return new CallFailed({ reason, to: this.to.name, label: this.route.request.label })
+  private failed(reason: CallFailed["reason"]): Effect.Effect<never, F> {
+    const unanswered = this.options?.unanswered
+    return Effect.fail(
+      unanswered === undefined
+        ? // Where nothing else is said, F is its default.
+          (new CallFailed({ reason, to: this.to.name, label: this.route.request.label }) as F)
+        : unanswered(reason)
+    )
   }
 
   private refuse(): void {
@@ -294,7 +311,7 @@ class Call<A, E> implements Connection {
   }
 
   /** The answer is at the caller's machine. If the caller is dead or has given up, nobody is there to read it. */
-  private answered(result: Effect.Effect<A, E | CallFailed>): void {
+  private answered(result: Effect.Effect<A, E | F>): void {
     if (this.settled) return
     this.from.enqueue(() => {
       if (this.settled) return
@@ -324,7 +341,7 @@ class Call<A, E> implements Connection {
   giveUp(): void {
     if (this.settled) return
     this.settle()
-    if (this.network.abort) this.close()
+    if (this.network.abort && this.nth > 0) this.close()
   }
 
   /** Tells the server that nobody waits any more. Counts as no message: it must not renumber the requests. */

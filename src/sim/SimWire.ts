@@ -2,13 +2,13 @@
  * The typed wire: the ports of the services as calls over the simulated network, as values. What a real client adds is
  * kept: a call that gets no answer of the service's own is `BackendUnavailable`, and every call ends within its bound.
  */
-import { Effect } from "effect"
+import type { Effect } from "effect"
 import type { LockApi } from "../core/lock/LockApi.ts"
 import { type BackendUnavailable, backendUnavailable } from "../core/lock/LockErrors.ts"
 import type { PaymentResource } from "../core/payment/PaymentResource.ts"
 import type { RailProxy } from "../core/rail/RailProxy.ts"
 import type { Process } from "./Node.ts"
-import { CallFailed, type Endpoint, type SimNetwork } from "./SimNetwork.ts"
+import type { Endpoint, SimNetwork } from "./SimNetwork.ts"
 
 /** How a process reaches the services, and how one is reached. */
 export interface Wire {
@@ -42,15 +42,10 @@ export const typedWire = (services: Services): Wire => {
       timeoutMillis = callTimeoutMillis
     ) =>
     (...request: Request): Effect.Effect<A, E | BackendUnavailable> =>
-      Effect.catch(
-        network.call<S, A, E>(process, endpoint, `${prefix}.${operation}`, (service) => handle(service, ...request), {
-          timeoutMillis
-        }),
-        (failure): Effect.Effect<never, E | BackendUnavailable> =>
-          failure instanceof CallFailed
-            ? Effect.fail(backendUnavailable(operation, failure.reason))
-            : Effect.fail(failure as E)
-      )
+      network.call(process, endpoint, `${prefix}.${operation}`, (service) => handle(service, ...request), {
+        timeoutMillis,
+        unanswered: (reason) => backendUnavailable(operation, reason)
+      })
 
   return {
     serveLocks: (process, end, service) => end.listen(process, service),

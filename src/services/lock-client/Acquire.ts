@@ -147,10 +147,9 @@ export const acquireHolding = (
         if (sessions.isClosed()) return yield* new LockUnavailable({ key, cause: "the lock client is closed" })
         const opened = yield* restore(
           Effect.result(
-            Effect.timeoutOrElse(sessions.obtain, {
-              duration: Math.max(0, timeoutMillis - (yield* elapsed)),
-              orElse: () => Effect.fail(backendUnavailable("openSession", "no session in time"))
-            })
+            boundedBy(Math.max(0, timeoutMillis - (yield* elapsed)), () =>
+              backendUnavailable("openSession", "no session in time")
+            )(sessions.obtain)
           )
         )
         if (Result.isFailure(opened)) {

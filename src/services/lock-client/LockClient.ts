@@ -53,12 +53,11 @@ export class LockClient extends Context.Service<
   }
 >()("dlock/services/lock-client/LockClient") {}
 
-const bits48 = Random.nextIntBetween(0, 0xffff_ffff_ffff)
-
 /** 96 random bits. */
-const newId: Effect.Effect<AcquireId> = Effect.map(Effect.all([bits48, bits48]), (halves) =>
-  AcquireId.make(halves.map((half) => half.toString(16).padStart(12, "0")).join(""))
-)
+const newId: Effect.Effect<AcquireId> = Effect.map(Random.Random, (random) => {
+  const bits48 = () => Math.floor(random.nextDoubleUnsafe() * 2 ** 48)
+  return AcquireId.make(`${bits48().toString(16).padStart(12, "0")}${bits48().toString(16).padStart(12, "0")}`)
+})
 
 /** The body, in a fiber of its own so that a loss can interrupt it without interrupting its caller. */
 const runBody = <A, E, R>(

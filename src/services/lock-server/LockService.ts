@@ -5,7 +5,7 @@
  * Time. Waiting is measured on the monotonic clock, and nothing that the store says of its own time is compared with
  * ours: a service whose wall clock is a minute off grants and waits like any other.
  */
-import { Clock, Context, Effect, Exit, Layer, Metric, Option, Random, Schedule, Stream } from "effect"
+import { Clock, Context, Effect, Exit, identity, Layer, Metric, Option, Random, Schedule, Stream } from "effect"
 import {
   AcquireId,
   type AcquiredGrant,
@@ -25,8 +25,10 @@ import {
   NotLeader
 } from "../../core/lock/LockErrors.ts"
 import { type AcquireRequest, type LockRecord, LockStore } from "../../core/lock/LockStore.ts"
+import { logInfo } from "../../core/Log.ts"
 import * as Metrics from "../../core/Metrics.ts"
 import { type LockSettings, limits } from "../../core/Settings.ts"
+import { spanned } from "../../core/Span.ts"
 import { type AcquireFailure, isUnder, millisBetween, WaitingLines } from "./WaitingLines.ts"
 
 /** Who waits in this instance. */
@@ -68,43 +70,42 @@ export const make = Effect.fnUntraced(function* (settings: LockSettings) {
   yield* Effect.forkScoped(Effect.repeat(followChanges(instance), Schedule.spaced(FOLLOW_MILLIS)))
 
   const api = LockApi.of({
-    openSession: Effect.fn("LockService.openSession")(function* ({ openId, ownerId, ttlMillis }) {
+    openSession: Effect.fnUntraced(function* ({ openId, ownerId, ttlMillis }) {
       const request = {
         ownerId,
         ttlMillis: within(limits.sessionTtlMillis, ttlMillis ?? settings.sessionTtlMillis),
         openId: openId ?? (yield* randomId("open"))
       }
       return yield* write(instance, "openSession", store.openSession(request))
-    }),
+    }, spanned("LockService.openSession")),
 
-    heartbeat: Effect.fn("LockService.heartbeat")((sessionId, ownerId) =>
-      write(instance, "heartbeat", store.heartbeat(sessionId, ownerId))
-    ),
+    heartbeat: (sessionId, ownerId) =>
+      write(instance, "heartbeat", store.heartbeat(sessionId, ownerId)).pipe(spanned("LockService.heartbeat")),
 
-    closeSession: Effect.fn("LockService.closeSession")(function* (sessionId, ownerId) {
+    closeSession: Effect.fnUntraced(function* (sessionId, ownerId) {
       yield* write(instance, "closeSession", store.closeSession(sessionId, ownerId))
       // Its grants are free now; of which keys only the store knows.
       instance.lines.wakeHeldBy(ownerId)
-    }),
+    }, spanned("LockService.closeSession")),
 
-    acquire: Effect.fn("LockService.acquire")((request) => acquire(instance, request)),
+    acquire: (request) => acquire(instance, request).pipe(spanned("LockService.acquire")),
 
-    renew: Effect.fn("LockService.renew")(({ key, ownerId, token, ttlMillis }) =>
+    renew: ({ key, ownerId, token, ttlMillis }) =>
       write(
         instance,
         "renew",
         store.renew(key, ownerId, token, within(limits.lockTtlMillis, ttlMillis ?? settings.defaultTtlMillis))
       ).pipe(
         Effect.tapErrorTag("LockLost", (lost) => logLost(lost, ownerId)),
-        Effect.onExit((exit) => Metrics.increment(Metrics.lock.renew[ownOutcome(exit) ?? "renewed"]))
-      )
-    ),
+        Effect.onExit((exit) => Metrics.increment(Metrics.lock.renew[ownOutcome(exit) ?? "renewed"])),
+        spanned("LockService.renew")
+      ),
 
-    release: Effect.fn("LockService.release")(({ key, ownerId, token }) => release(instance, key, ownerId, token)),
+    release: ({ key, ownerId, token }) => release(instance, key, ownerId, token).pipe(spanned("LockService.release")),
 
-    inspect: Effect.fn("LockService.inspect")((key) => call(instance, "inspect", store.inspect(key))),
+    inspect: (key) => call(instance, "inspect", store.inspect(key)).pipe(spanned("LockService.inspect")),
 
-    revoke: Effect.fn("LockService.revoke")(function* ({ expectedToken, key, operator, reason, revocationId }) {
+    revoke: Effect.fnUntraced(function* ({ expectedToken, key, operator, reason, revocationId }) {
       const request = {
         key,
         operator,
@@ -130,7 +131,7 @@ export const make = Effect.fnUntraced(function* (settings: LockSettings) {
         )
       }
       return revocation
-    })
+    }, spanned("LockService.revoke"))
   })
 
   const waiters = LockWaiters.of({
@@ -185,16 +186,19 @@ const acquire = (
       return yield* record !== null && isUnder(record, forStore) ? look : refusal
     }).pipe(
       Effect.tap((grant) =>
-        Effect.logInfo("the lock is granted").pipe(
-          Effect.annotateLogs({ event: "lock_granted", ...labels(grant), sessionId, waitedMillis: grant.waitedMillis })
-        )
+        logInfo("the lock is granted", {
+          event: "lock_granted",
+          ...labels(grant),
+          sessionId,
+          waitedMillis: grant.waitedMillis
+        })
       ),
       // The caller is gone. Under an id of his own he can come back for the grant; without one nobody ever would.
       Effect.onInterrupt(() =>
         won === undefined || mayRepeat ? Effect.void : Effect.ignore(release(instance, key, ownerId, won.token))
       ),
       Metrics.timed((exit) => Metrics.lock.acquire[acquireOutcome(exit)]),
-      Metrics.timed((exit) => (waitMillis > 0 ? Metrics.lock.wait[acquireOutcome(exit)] : undefined))
+      waitMillis > 0 ? Metrics.timed((exit) => Metrics.lock.wait[acquireOutcome(exit)]) : identity
     )
   })
 }
@@ -260,9 +264,11 @@ const sweep = (instance: Instance): Effect.Effect<void> =>
   call(instance, "sweep", instance.store.sweep).pipe(
     Effect.flatMap((found) =>
       Effect.gen(function* () {
-        yield* Metric.update(Metrics.lock.sessionsLive, found.liveSessions)
-        yield* Metric.update(Metrics.lock.grantsLive, found.liveGrants)
-        yield* Metric.update(Metrics.lock.sessionExpired, found.expiredSessions)
+        yield* Metrics.record((set) => {
+          set(Metrics.lock.sessionsLive, found.liveSessions)
+          set(Metrics.lock.grantsLive, found.liveGrants)
+          set(Metrics.lock.sessionExpired, found.expiredSessions)
+        })
         for (const { end, heldMillis, key, ownerId, token } of found.expiredGrants) {
           instance.lines.wake(key)
           yield* Metric.update(Metrics.lock.hold[end === "session" ? "session_closed" : "expired"], heldMillis / 1_000)
@@ -294,7 +300,10 @@ const call = <A, E>(
   effect: Effect.Effect<A, E | BackendError>
 ): Effect.Effect<A, E | BackendError> =>
   effect.pipe(
-    Effect.onExit((exit) => noteAvailability(instance, exit)),
+    Effect.matchCauseEffect({
+      onSuccess: (answer) => noteAvailability(instance, Exit.succeed(answer)),
+      onFailure: (cause) => noteAvailability(instance, Exit.failCause(cause))
+    }),
     Metrics.timed((exit) => Metrics.lock.backendCall[operation][callOutcome(exit)])
   )
 
@@ -305,19 +314,20 @@ const write = <A, E>(
   effect: Effect.Effect<A, E | BackendError>
 ): Effect.Effect<A, E | BackendError> => Effect.uninterruptible(call(instance, operation, effect))
 
-const noteAvailability = (instance: Instance, exit: Exit.Exit<unknown, unknown>): Effect.Effect<void> => {
+/** Answers what was answered, after it has told of an outage that begins or ends with it. */
+const noteAvailability = <A, E>(instance: Instance, exit: Exit.Exit<A, E>): Effect.Effect<A, E> => {
   const failed = isBackendFailure(failureOf(exit))
   const answered = callOutcome(exit) !== "unavailable"
-  if (instance.downSince === null ? !failed : !answered) return Effect.void
+  if (instance.downSince === null ? !failed : !answered) return exit
   return Effect.flatMap(Clock.monotonicTimeNanos, (now) => {
     const { downSince } = instance
-    if (failed === (downSince !== null)) return Effect.void
+    if (failed === (downSince !== null)) return exit
     instance.downSince = failed ? now : null
-    if (downSince === null) return Effect.logWarning("the lock backend does not answer")
+    if (downSince === null) return Effect.andThen(Effect.logWarning("the lock backend does not answer"), exit)
     const seconds = millisBetween(downSince, now) / 1_000
-    return Effect.andThen(
-      Metric.update(Metrics.lock.backendUnavailable, seconds),
-      Effect.logInfo("the lock backend answers again").pipe(Effect.annotateLogs({ seconds }))
+    return Metric.update(Metrics.lock.backendUnavailable, seconds).pipe(
+      Effect.andThen(Effect.logInfo("the lock backend answers again").pipe(Effect.annotateLogs({ seconds }))),
+      Effect.andThen(exit)
     )
   })
 }

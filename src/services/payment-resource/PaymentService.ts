@@ -5,6 +5,7 @@
 import { Effect, Layer, Metric, Schedule } from "effect"
 import { reached } from "../../core/FaultPoint.ts"
 import type { BackendUnavailable, FencedOut } from "../../core/lock/LockErrors.ts"
+import { logInfo } from "../../core/Log.ts"
 import * as Metrics from "../../core/Metrics.ts"
 import { PaymentResource, type ProtectedWrite } from "../../core/payment/PaymentResource.ts"
 import { checkedInvariants, PaymentStore, type Written } from "../../core/payment/PaymentStore.ts"
@@ -27,17 +28,15 @@ export const make = Effect.gen(function* () {
           yield* Metric.update(Metrics.payment.leadTime, Math.max(0, updatedAt - createdAt) / 1_000)
         }
       }
-      yield* Effect.logInfo(replayed ? "a repeated write is answered again" : `payout is ${state}`).pipe(
-        Effect.annotateLogs({
-          event: replayed ? "payout_write_repeated" : "payout_transition",
-          payoutId,
-          accountId,
-          ownerId: actor,
-          ...(token === undefined ? {} : { fencingToken: token.toString() }),
-          outcome: state,
-          ...(failReason === null ? {} : { failReason })
-        })
-      )
+      yield* logInfo(replayed ? "a repeated write is answered again" : `payout is ${state}`, {
+        event: replayed ? "payout_write_repeated" : "payout_transition",
+        payoutId,
+        accountId,
+        ownerId: actor,
+        ...(token === undefined ? {} : { fencingToken: token.toString() }),
+        outcome: state,
+        ...(failReason === null ? {} : { failReason })
+      })
       return payout
     })
 
@@ -104,23 +103,25 @@ const watch = (store: PaymentStore["Service"]): Effect.Effect<void> =>
   Effect.gen(function* () {
     const backlog = yield* store.backlog
     const { backlog: gauges, backlogAge, claimedAge, ambiguousAge, invariantViolations } = Metrics.payment
-    yield* Metric.update(gauges.PENDING, backlog.byState.PENDING)
-    yield* Metric.update(gauges.CLAIMED, backlog.byState.CLAIMED)
-    yield* Metric.update(gauges.RAIL_AMBIGUOUS, backlog.byState.RAIL_AMBIGUOUS)
-    yield* Metric.update(backlogAge, backlog.oldestPendingMillis / 1_000)
-    yield* Metric.update(claimedAge, backlog.oldestClaimedMillis / 1_000)
-    yield* Metric.update(ambiguousAge, backlog.oldestAmbiguousMillis / 1_000)
+    yield* Metrics.record((set) => {
+      set(gauges.PENDING, backlog.byState.PENDING)
+      set(gauges.CLAIMED, backlog.byState.CLAIMED)
+      set(gauges.RAIL_AMBIGUOUS, backlog.byState.RAIL_AMBIGUOUS)
+      set(backlogAge, backlog.oldestPendingMillis / 1_000)
+      set(claimedAge, backlog.oldestClaimedMillis / 1_000)
+      set(ambiguousAge, backlog.oldestAmbiguousMillis / 1_000)
+      set(Metrics.payment.imbalance, Number(backlog.imbalanceMinor))
+      for (const invariant of checkedInvariants) set(invariantViolations[invariant], backlog.violations[invariant])
+    })
     yield* Metrics.setToNow(Metrics.payment.backlogRefreshed)
     for (const invariant of checkedInvariants) {
       const violations = backlog.violations[invariant]
-      yield* Metric.update(invariantViolations[invariant], violations)
       if (violations > 0) {
         yield* Effect.logError("the ledger violates an invariant: see the view pay.invariant_violation").pipe(
           Effect.annotateLogs({ event: "invariant_violation", invariant, violations })
         )
       }
     }
-    yield* Metric.update(Metrics.payment.imbalance, Number(backlog.imbalanceMinor))
     yield* Metrics.setToNow(Metrics.payment.verifyTimestamp)
   }).pipe(
     Effect.catchTag("BackendUnavailable", ({ cause }: BackendUnavailable) =>

@@ -9,6 +9,7 @@
  * - An account whose turn came to nothing rests for a while that doubles, so that it does not take the slots of others.
  */
 import { Cause, Clock, Context, Effect, FiberMap, Latch, Layer, Random } from "effect"
+import { boundedBy } from "../../core/Bound.ts"
 import type { FencingToken } from "../../core/lock/Lock.ts"
 import type { BackendUnavailable } from "../../core/lock/LockErrors.ts"
 import { PaymentResource } from "../../core/payment/PaymentResource.ts"
@@ -157,7 +158,10 @@ const make = Effect.fnUntraced(function* (options: TurnOptions) {
     )
     // From half the interval to one and a half of it; the end of a turn cuts it short.
     const millis = yield* Random.nextIntBetween(pollIntervalMillis >> 1, pollIntervalMillis + (pollIntervalMillis >> 1))
-    yield* Effect.timeoutOption(wake.await, millis)
+    yield* wake.await.pipe(
+      boundedBy(millis, () => "nothing ended"),
+      Effect.ignore
+    )
   }).pipe(Effect.forever)
 
   const drain = Effect.suspend(() => {

@@ -27,6 +27,7 @@ import {
   type FencedOut,
   type LockLost
 } from "../../core/lock/LockErrors.ts"
+import { logError, logInfo } from "../../core/Log.ts"
 import { increment, lock as lockMetrics } from "../../core/Metrics.ts"
 import type { IllegalTransition, PayoutNotFound } from "../../core/payment/PaymentErrors.ts"
 import { PaymentResource } from "../../core/payment/PaymentResource.ts"
@@ -40,6 +41,7 @@ import {
 import { RailProxy } from "../../core/rail/RailProxy.ts"
 import { retryOn } from "../../core/Retry.ts"
 import type { ExecutorSettings, RetrySettings } from "../../core/Settings.ts"
+import { spanned } from "../../core/Span.ts"
 import { type HeldLock, LockClient } from "../lock-client/LockClient.ts"
 
 export interface TurnOptions {
@@ -93,9 +95,7 @@ const failReasonOf = (outcome: SubmissionOutcome): FailReason =>
 
 /** What each step was answered, with which token: one line a hop. A fence that refused us is an incident. */
 const tell = (event: string, hop: { readonly op: string; readonly outcome: string; readonly [name: string]: string }) =>
-  (hop.outcome === "FENCED_OUT" ? Effect.logError : Effect.logInfo)(`${hop.op} was answered ${hop.outcome}`).pipe(
-    Effect.annotateLogs({ event, ...hop })
-  )
+  (hop.outcome === "FENCED_OUT" ? logError : logInfo)(`${hop.op} was answered ${hop.outcome}`, { event, ...hop })
 
 /** Runs to its end even if the caller is interrupted, and can still time out its own calls. */
 const shielded = <A, E, R>(section: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
@@ -349,7 +349,7 @@ export const makeTurn = Effect.fnUntraced(function* (options: TurnOptions, stopp
       return outcome
     })
 
-  return Effect.fn("PayoutExecutor.turn")(function* (accountId: AccountId) {
+  return Effect.fnUntraced(function* (accountId: AccountId) {
     const key = lockKeyOf(accountId)
     return yield* locks
       .withLock(key)((lock) => {
@@ -372,5 +372,5 @@ export const makeTurn = Effect.fnUntraced(function* (options: TurnOptions, stopp
         }),
         Effect.annotateLogs({ accountId, lockKey: key })
       )
-  })
+  }, spanned("PayoutExecutor.turn"))
 })

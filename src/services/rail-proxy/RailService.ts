@@ -22,6 +22,7 @@
 import { Clock, Effect, Fiber, FiberSet, Layer } from "effect"
 import { reached } from "../../core/FaultPoint.ts"
 import type { BackendUnavailable, FencedOut } from "../../core/lock/LockErrors.ts"
+import { logError, logInfo } from "../../core/Log.ts"
 import * as Metrics from "../../core/Metrics.ts"
 import {
   DuplicateSubmission,
@@ -44,6 +45,7 @@ import { type Intent, SubmissionStore } from "../../core/rail/SubmissionStore.ts
 import type { ValidationFailed } from "../../core/RequestFailures.ts"
 import { pauseMillis } from "../../core/Retry.ts"
 import { defaults, type RailSettings } from "../../core/Settings.ts"
+import { spanned } from "../../core/Span.ts"
 
 /** After the budget the outcome is written; the caller is told that it is not known yet when that takes longer. */
 const answerSlackMillis = 1_000
@@ -113,9 +115,11 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings) {
     startedAt: bigint
   ): Effect.fn.Return<Acked, RailAmbiguous | RailDeclined> {
     const { payoutId } = request
-    yield* Effect.logInfo("intent recorded, sending once").pipe(
-      Effect.annotateLogs({ event: "rail_intent", clientReference: intent.clientReference, sendBy: intent.sendBy })
-    )
+    yield* logInfo("intent recorded, sending once", {
+      event: "rail_intent",
+      clientReference: intent.clientReference,
+      sendBy: intent.sendBy
+    })
     yield* reached("rail.intent.after")
     const result = yield* send(request, intent.clientReference, startedAt).pipe(
       Effect.catchTag("RailNoAnswer", Effect.succeed),
@@ -135,15 +139,13 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings) {
     )
     yield* reached("rail.outcome.after")
     const { outcome, railReference } = submission
-    yield* (outcome === "ACKED" || outcome === "DECLINED" ? Effect.logInfo : Effect.logError)("outcome recorded").pipe(
-      Effect.annotateLogs({
-        event: "rail_outcome",
-        outcome,
-        railReference,
-        ...(result._tag === "RailNoAnswer" ? { cause: result.cause, neverSent: result.neverSent } : {}),
-        ...(result._tag === "Declined" ? { railCode: result.code } : {})
-      })
-    )
+    yield* (outcome === "ACKED" || outcome === "DECLINED" ? logInfo : logError)("outcome recorded", {
+      event: "rail_outcome",
+      outcome,
+      railReference,
+      ...(result._tag === "RailNoAnswer" ? { cause: result.cause, neverSent: result.neverSent } : {}),
+      ...(result._tag === "Declined" ? { railCode: result.code } : {})
+    })
     if (outcome === "ACKED") return yield* acked(submission)
     if (outcome === "DECLINED") {
       return yield* new RailDeclined({ payoutId, railCode: result._tag === "Declined" ? result.code : null })
@@ -181,7 +183,7 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings) {
       : yield* answerRecord(request.payoutId, intent)
   })
 
-  const submit = Effect.fn("RailService.submit")(function* (request: SubmitRequest) {
+  const submit = Effect.fnUntraced(function* (request: SubmitRequest) {
     const startedAt = yield* Clock.monotonicTimeNanos
     // A fiber of its own: an interrupted caller (a client that hung up) leaves it running.
     const running = yield* FiberSet.run(submissions, run(request, startedAt).pipe(watched, attributed(request)))
@@ -191,9 +193,9 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings) {
         orElse: () => Effect.fail(new RailAmbiguous({ payoutId: request.payoutId, outcome: "INTENT" }))
       })
     )
-  })
+  }, spanned("RailService.submit"))
 
-  const lookup = Effect.fn("RailService.lookup")(
+  const lookup = Effect.fnUntraced(
     function* (request: Parameters<RailProxy["Service"]["lookup"]>[0]) {
       const { actor, payoutId } = request
       const { askedAt, clientReference } = yield* store.beginLookup(payoutId)
@@ -228,10 +230,11 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings) {
       }
       return finding
     },
-    (effect, { actor, payoutId }) => Effect.annotateLogs(effect, { payoutId, actor })
+    (effect, { actor, payoutId }) => Effect.annotateLogs(effect, { payoutId, actor }),
+    spanned("RailService.lookup")
   )
 
-  const seal = Effect.fn("RailService.seal")(function* (request: SealRequest) {
+  const seal = Effect.fnUntraced(function* (request: SealRequest) {
     return yield* store.seal(request).pipe(
       Effect.tap(({ token }) =>
         Effect.logInfo("sealed: nothing was and nothing will be sent").pipe(
@@ -246,9 +249,9 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings) {
       watched,
       attributed(request)
     )
-  })
+  }, spanned("RailService.seal"))
 
-  const evidence = Effect.fn("RailService.evidence")(function* (request: EvidenceRequest) {
+  const evidence = Effect.fnUntraced(function* (request: EvidenceRequest) {
     return yield* store.recordEvidence(request).pipe(
       Effect.tap(({ finding, railReference }) =>
         Effect.logWarning("an operator gave evidence").pipe(
@@ -258,7 +261,7 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings) {
       watched,
       attributed(request)
     )
-  })
+  }, spanned("RailService.evidence"))
 
   return RailProxy.of({ submit, readSubmission: store.read, lookup, seal, evidence })
 })

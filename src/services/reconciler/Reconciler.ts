@@ -19,11 +19,13 @@ import { codeOf } from "../../core/ErrorCode.ts"
 import { reached } from "../../core/FaultPoint.ts"
 import type { OwnerId } from "../../core/lock/Lock.ts"
 import type { BackendUnavailable } from "../../core/lock/LockErrors.ts"
+import { logError, logInfo } from "../../core/Log.ts"
 import { increment, railEvidence, reconciler as reconcilerMetrics, setToNow } from "../../core/Metrics.ts"
 import { PaymentResource } from "../../core/payment/PaymentResource.ts"
 import { lockKeyOf, type Payout, type PayoutId, type PayoutState } from "../../core/payment/Payout.ts"
 import { RailProxy } from "../../core/rail/RailProxy.ts"
 import type { ReconcileSettings } from "../../core/Settings.ts"
+import { spanned } from "../../core/Span.ts"
 import { type HeldLock, LockClient } from "../lock-client/LockClient.ts"
 
 export interface ReconcilerOptions {
@@ -97,9 +99,12 @@ const make = Effect.fnUntraced(function* (options: ReconcilerOptions) {
     yield* reached(`${op}.before`)
     const answer = yield* Effect.result(request)
     const outcome = Result.isSuccess(answer) ? outcomeOf(answer.success) : codeOf(answer.failure)
-    yield* (outcome === "FENCED_OUT" ? Effect.logError : Effect.logInfo)(`${op} was answered ${outcome}`).pipe(
-      Effect.annotateLogs({ event: "payout_hop", op, token: String(lock.token), outcome })
-    )
+    yield* (outcome === "FENCED_OUT" ? logError : logInfo)(`${op} was answered ${outcome}`, {
+      event: "payout_hop",
+      op,
+      token: String(lock.token),
+      outcome
+    })
     yield* reached(`${op}.after`)
     return yield* Effect.fromResult(answer)
   })
@@ -156,7 +161,7 @@ const make = Effect.fnUntraced(function* (options: ReconcilerOptions) {
       Effect.as<Reconciled>("LATER")
     )
 
-  const reconcile = Effect.fn("Reconciler.reconcile")(function* (payout: Payout) {
+  const reconcile = Effect.fnUntraced(function* (payout: Payout) {
     const { accountId, payoutId } = payout
     const key = lockKeyOf(accountId)
     return yield* locks
@@ -175,7 +180,7 @@ const make = Effect.fnUntraced(function* (options: ReconcilerOptions) {
         }),
         Effect.annotateLogs({ payoutId, accountId, lockKey: key })
       )
-  })
+  }, spanned("Reconciler.reconcile"))
 
   /** A payout that FAILED although something was, or may have been, sent. The rest never left the house. */
   const mayStillExecute = (payout: Payout) =>
