@@ -1,11 +1,18 @@
 /** Participants that only some runs have. They live in the harness, and reach the services through links of their own. */
-import { Clock, Effect, Schedule, type Scope } from "effect"
+import { Clock, Context, Effect, Schedule, type Scope } from "effect"
 import type { HttpClient } from "effect/http"
 import { LockKey, OwnerId } from "../core/lock/Lock.ts"
 import { LockApi } from "../core/lock/LockApi.ts"
 import { defaults } from "../core/Settings.ts"
 import type { Marks } from "../sim/Marks.ts"
+import { PaymentResource } from "../core/payment/PaymentResource.ts"
+import { PayoutId } from "../core/payment/Payout.ts"
+import { RailProxy } from "../core/rail/RailProxy.ts"
 import * as HttpLockApi from "../services/api/HttpLockApi.ts"
+import * as HttpPaymentResource from "../services/api/HttpPaymentResource.ts"
+import * as HttpRailProxy from "../services/api/HttpRailProxy.ts"
+import { Operator } from "../services/operator/Locks.ts"
+import * as Payouts from "../services/operator/Payouts.ts"
 import * as LockClient from "../services/lock-client/LockClient.ts"
 import { tapTime } from "./HttpTap.ts"
 import { lab, type ProcessWorld } from "./ProcessWorld.ts"
@@ -17,6 +24,7 @@ export interface Stage {
   readonly marks: Marks
   /** Lock keys of the payouts' accounts. */
   readonly keys: ReadonlyArray<string>
+  readonly accounts: ReadonlySet<string>
   readonly say: (text: string) => Effect.Effect<void>
   /** What is measured, by name. */
   readonly figures: Map<string, number>
@@ -109,6 +117,48 @@ const operator = ({ keys, marks, say, world }: Stage): Act =>
     marks.hit("lock revoked")
   })
 
+/** Sees that W1 is stopped, and cancels its payout as soon as the account's lock can be had. */
+const canceller = (stage: Stage): Act =>
+  Effect.gen(function* () {
+    const { accounts, say, world } = stage
+    const name = "canceller"
+    yield* waitUntil(
+      "w1 is stopped",
+      Effect.sync(() => world.spans.some(({ kind, lane }) => lane === "w1" && kind === "pause")),
+      "120 seconds"
+    )
+    const [payout] = yield* world.states(accounts)
+    const context = Context.make(LockClient.LockClient, yield* client(stage, name, 10)).pipe(
+      Context.add(
+        PaymentResource,
+        yield* HttpPaymentResource.make({ url: yield* world.url(name, "payment-resource"), callTimeoutMillis: 1_500 })
+      ),
+      Context.add(
+        RailProxy,
+        yield* HttpRailProxy.make({
+          url: yield* world.url(name, "rail-proxy"),
+          callTimeoutMillis: 1_500,
+          railTimeoutMillis: lab.railTimeoutMillis
+        })
+      ),
+      Context.add(Operator, { name, actor: OwnerId.make(name) })
+    )
+    const { state } = yield* Payouts.cancel(
+      PayoutId.make(payout?.payoutId ?? ""),
+      "the customer has thought better of it"
+    ).pipe(
+      Effect.provideContext(context),
+      Effect.retry({
+        // Until the stopped holder's lease has run out.
+        while: ({ _tag }) => _tag === "ContentionExceeded" || _tag === "LockUnavailable",
+        schedule: Schedule.spaced("200 millis")
+      }),
+      Effect.timeout("60 seconds"),
+      Effect.mapError((cause) => new HarnessError({ step: name, message: words(cause) }))
+    )
+    yield* say(`the operator has cancelled the payout: it is ${state}`)
+  })
+
 /** Holds one lock, and takes and frees another all the time, until it is interrupted. */
 const prober = (stage: Stage): Act =>
   Effect.gen(function* () {
@@ -168,4 +218,4 @@ const watcher = ({ figures, marks, world }: Stage): Act =>
   })
 
 /** By the names that a plan has for them. */
-export const actors = { operator, prober, watcher }
+export const actors = { operator, canceller, prober, watcher }

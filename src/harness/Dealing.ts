@@ -55,7 +55,7 @@ export const makeDealer = (of: {
   const pending = new Set(spec.faults.filter((fault) => pointOf(fault) !== undefined))
   const pointsOf = (name: string) =>
     [
-      ...(isWorker(name) || name === "reconciler" ? checks : []),
+      ...(isWorker(name) || name.startsWith("reconciler") ? checks : []),
       ...[...pending].flatMap((fault) => {
         const at = pointOf(fault)
         return at !== undefined && nodeOf(fault) === name
@@ -101,7 +101,7 @@ export const makeDealer = (of: {
     )
   /** How fast it comes is not the experiment's business; if it never comes, what is promised is not seen. */
   const successor = (grant: ReturnType<typeof grantOf>, withinMillis: number) =>
-    spec.workers < 2 || grant === undefined
+    (spec.workers < 2 && spec.reconcilers < 2) || grant === undefined
       ? Effect.void
       : Effect.ignore(
           waitUntil(
@@ -122,7 +122,20 @@ export const makeDealer = (of: {
           Effect.sync(() => tapTime() > end + 50),
           "30 seconds"
         )
+        if (drill.actors.includes("canceller")) {
+          return yield* Effect.ignore(waitUntil("the payout is cancelled", of.settled, 5 * fault.millis))
+        }
         return yield* successor(grant, 5 * fault.millis)
+      }
+      if (fault.until === "overtaken") {
+        const isStopped = () =>
+          world.spans.some(({ kind, lane, to }) => lane === "w2" && kind === "pause" && to > tapTime())
+        return yield* waitUntil("its successor stands before its claim", Effect.sync(isStopped), patience)
+      }
+      if (fault.until === "passed") {
+        const isSubmitted = () =>
+          world.calls.some(({ label, owner, status }) => label === "rail.submit" && owner === "w1" && status !== null)
+        return yield* waitUntil("w1 has submitted", Effect.sync(isSubmitted), "20 seconds")
       }
       if (drill.actors.includes("operator")) return yield* successor(grantOf(fault.node), 30_000)
       // A stopped proxy is let go when there is nobody left whom it could still surprise.
@@ -152,6 +165,8 @@ export const makeDealer = (of: {
       const proof = yield* Effect.scoped(
         Effect.tap(world.pausedAtPoint(node, name), (seen) => Effect.andThen(say(seen), lasts(fault)))
       )
+      // The variant of crash point 4 in which the proxy comes back.
+      if (name === "rail.intent.after") marks.hit("crash point 4b")
       return yield* tell(fault, `${proof} for ${((tapTime() - from) / 1_000).toFixed(2)} s`)
     }
     const proof = yield* world.awaitGone(node)
@@ -240,6 +255,8 @@ export const makeDealer = (of: {
             Effect.map(seen, (proof) => proof !== undefined),
             patience
           )
+          // What is late has yet to arrive.
+          if (kind === "delay" && leg === "request") yield* Effect.sleep(millis + 300)
           yield* tell(fault, yield* seen)
         })
       case "clockError":

@@ -13,7 +13,7 @@ import { lockKeyOf, type AccountId } from "../core/payment/Payout.ts"
 import type { Verdict } from "../sim/Judge.ts"
 import type { Fault } from "../sim/FaultPlan.ts"
 import { Marks } from "../sim/Marks.ts"
-import type { RunSpec } from "../sim/RunSpec.ts"
+import { type RunSpec, simplest } from "../sim/RunSpec.ts"
 import * as Actors from "./Actors.ts"
 import type { BackendKind } from "./LockBackends.ts"
 import { type Dealt, isWorker, makeDealer, nodeOf, patience } from "./Dealing.ts"
@@ -136,7 +136,7 @@ export const run = Effect.fnUntraced(function* (
       yield* world.ask("POST", `${url}/v1/accounts`, {
         accountId,
         currency: "EUR",
-        openingBalanceMinor: String(OPENING_MINOR)
+        openingBalanceMinor: String(spec.funds < simplest.funds ? AMOUNT_MINOR * spec.funds : OPENING_MINOR)
       })
       accounts.add(accountId)
     }
@@ -150,7 +150,7 @@ export const run = Effect.fnUntraced(function* (
   })
   for (let n = 0; n < spec.payouts; n++) yield* order((n % spec.accounts) + 1)
   const keys = [...accounts].map((account) => lockKeyOf(account as AccountId))
-  const stage: Actors.Stage = { world, marks, keys, say, figures }
+  const stage: Actors.Stage = { world, marks, keys, accounts, say, figures }
 
   // ---- the faults
 
@@ -172,7 +172,9 @@ export const run = Effect.fnUntraced(function* (
   const workers = Array.from({ length: spec.workers }, (_, i) => `w${i + 1}`)
   // The first of two proxies is the first worker's alone.
   const hit = (fault: Fault) => (nodeOf(fault) === "rail-proxy" && spec.proxies > 1 ? "w1" : nodeOf(fault))
-  const named = workers.filter((name) => spec.faults.some((fault) => hit(fault) === name))
+  /** Is stopped while it takes over: it comes with the others. */
+  const takesOver = (fault: Fault) => fault.kind === "pause" && fault.until === "passed"
+  const named = workers.filter((name) => spec.faults.some((fault) => hit(fault) === name && !takesOver(fault)))
   const first = named.length > 0 && named.length < workers.length ? named : workers
   const inside = yield* Deferred.make<void>()
   const acting = yield* Effect.forEach(drill.actors, (actor) =>
@@ -185,6 +187,13 @@ export const run = Effect.fnUntraced(function* (
   // The one who stays in is in before anybody comes.
   if (drill.actors.includes("visitors")) yield* Effect.timeoutOption(Deferred.await(inside), "20 seconds")
   yield* Effect.forEach(first, begin, { concurrency: "unbounded", discard: true })
+  const more = spec.reconcilers > 1 ? ["reconciler-2"] : []
+  for (const name of more) {
+    const isAlone = Effect.sync(() => ![...pending].some((fault) => nodeOf(fault) === "reconciler"))
+    yield* Effect.forkScoped(
+      Effect.andThen(waitUntil("the first reconciler has come to its point", isAlone, patience), begin(name))
+    )
+  }
   // A point that nobody has come to may need another payout to be come to.
   let extra = 0
   const feeding = yield* Effect.forkScoped(
@@ -240,11 +249,11 @@ export const run = Effect.fnUntraced(function* (
     )
   }
   // A worker that was told to stop first finishes what it is at: also what it does too late.
-  yield* Effect.forEach(workers, (name) => world.stop(name), { concurrency: "unbounded", discard: true })
+  yield* Effect.forEach([...workers, ...more], world.stop, { concurrency: "unbounded", discard: true })
 
   const asked = new Set(world.calls.flatMap(({ key }) => (key === null ? [] : [key])))
   const history = yield* world.collect({ accounts, keys: asked, settled })
-  const names = new Set([...wantedServers, ...workers])
+  const names = new Set([...wantedServers, ...workers, ...more])
   const observed: Observed = {
     history,
     calls: [...world.calls],

@@ -16,6 +16,8 @@ export type Actor =
   | "visitors"
   /** Takes the lock away from a holder that is stopped (L8). */
   | "operator"
+  /** Cancels a payout that a stopped holder is about to submit. */
+  | "canceller"
   /** Asks for locks of its own all the time, and holds one: what an outage costs. */
   | "prober"
   /** Looks at the backlog while nothing can be done. */
@@ -70,6 +72,14 @@ const point = (name: string, nth = 1): When => ({ at: "point", name, nth })
 const time = (millis: number): When => ({ at: "time", millis })
 /** Past the lease, and past whoever took over. */
 const stop = (node: string, when: When): Fault => ({ kind: "pause", node, when, millis: 6_000, until: "lease" })
+/**
+ * w1 is stopped past its lease and comes back while w2, which has the lock by then, is stopped too: until w1 has submitted.
+ * In virtual time both are lengths.
+ */
+const overtaken: ReadonlyArray<Fault> = [
+  { kind: "pause", node: "w1", when: point("submit.before"), millis: 1_900, until: "overtaken" },
+  { kind: "pause", node: "w2", when: point("claim.before"), millis: 900, until: "passed" }
+]
 const die = (node: string, name: string, downMillis = 300): Fault => ({
   kind: "kill",
   node,
@@ -96,6 +106,7 @@ export const crashPoints: ReadonlyArray<readonly [number: string, node: RegExp, 
   ["11", /^payment-resource/, "payment.post.after"],
   ["12", /^w\d/, "ambiguous.before"],
   ["13", /^reconciler/, "resolve.before"],
+  ["16", /^w\d/, "seal.after"],
   ["17", /^w\d/, "release.before"]
 ]
 
@@ -135,7 +146,14 @@ export const drills: ReadonlyArray<Drill> = [
     "before post",
     "stopped between its check and its post: W2 posts what W1 paid, and W1's post is refused",
     { staleHolder: true, faults: [stop("w1", point("post.before"))] },
-    ["posted", "lease taken over", "recovered a claimed payout", "fenced out at resource", "told FENCED_OUT"]
+    [
+      "posted",
+      "lease taken over",
+      "recovered a claimed payout",
+      "fenced out at resource",
+      "told FENCED_OUT",
+      "crash point 9b"
+    ]
   ),
   drill(
     "uc-03",
@@ -152,7 +170,7 @@ export const drills: ReadonlyArray<Drill> = [
       proxies: 2,
       faults: [{ kind: "pause", node: "rail-proxy", when: point("rail.intent.after"), millis: 12_000 }]
     },
-    ["became ambiguous", "resolved by the reconciler", "failed", "nothing was sent"]
+    ["became ambiguous", "resolved by the reconciler", "failed", "nothing was sent", "crash point 4b"]
   ),
   drill(
     "uc-03b",
@@ -248,6 +266,50 @@ export const drills: ReadonlyArray<Drill> = [
       faults: [die("reconciler", "resolve.before")]
     },
     ["became ambiguous", "resolved by the reconciler", "posted", "crash point 13"]
+  ),
+  drill(
+    "uc-04",
+    "overtaken",
+    "a worker comes back and submits after its successor got the lock and before that one's claim: the successor posts what it finds",
+    { staleHolder: true, faults: overtaken },
+    ["posted", "lease taken over", "recovered a claimed payout", "crash point 3b"]
+  ),
+  drill(
+    "uc-04",
+    "no money",
+    "a worker dies after it has sealed a payout that nobody can pay: its successor fails it",
+    { funds: 0, faults: [die("w1", "seal.after")] },
+    ["failed", "crash point 16"]
+  ),
+  drill(
+    "uc-04",
+    "cancelled",
+    "an operator cancels a payout whose worker is stopped before its submit: the seal wins, the submit is refused",
+    { workers: 1, staleHolder: true, canceller: true, faults: [stop("w1", point("submit.before"))] },
+    ["failed", "fenced out at rail", "told FENCED_OUT", "crash point 15"],
+    { actors: ["canceller"] }
+  ),
+  drill(
+    "uc-04",
+    "two reconcilers",
+    "a resolution arrives late, when another reconciler has resolved under a newer token: it is refused",
+    {
+      workers: 1,
+      reconcilers: 2,
+      rail: [{ kind: "timeoutPaid", paid: true }],
+      faults: [
+        {
+          kind: "delay",
+          from: "reconciler",
+          to: "payment-resource",
+          label: "pay.resolve",
+          leg: "request",
+          nth: 1,
+          millis: 6_000
+        }
+      ]
+    },
+    ["became ambiguous", "resolved by the reconciler", "posted", "crash point 14"]
   ),
   drill(
     "uc-05",

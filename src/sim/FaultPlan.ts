@@ -30,7 +30,10 @@ export const When = Schema.Union([
 ])
 export type When = typeof When.Type
 
-/** Stopped for a while, or until shortly before or after the latest instant of that name. */
+/**
+ * Stopped for a while, or until shortly before or after the latest instant of that name. `overtaken` and `passed` are for
+ * real processes: until its successor is stopped too, and until the other has submitted; here the length counts.
+ */
 const Pause = Schema.Struct({
   kind: Schema.Literal("pause"),
   node: NodeName,

@@ -25,7 +25,8 @@ export class Marks {
       if (state === "POSTED") this.hit("posted")
       if (state === "FAILED") this.hit("failed")
     }
-    for (const { from, to } of transitions) {
+    for (const { from, reason, to } of transitions) {
+      if (reason === "INSUFFICIENT_FUNDS") this.hit("failed for want of money")
       if (from === "CLAIMED" && to === "CLAIMED") this.hit("recovered a claimed payout")
       if (to === "RAIL_AMBIGUOUS") this.hit("became ambiguous")
       if (from === "RAIL_AMBIGUOUS") this.hit("resolved by the reconciler")

@@ -201,9 +201,6 @@ const markFaults = ({ recorder, spec }: Cluster, hits: ReadonlyArray<number>): v
 
 const markHistory = ({ paydb, recorder: { marks } }: Cluster, history: History): void => {
   marks.ofPayouts(history)
-  for (const { outcome } of history.submissions) {
-    if (outcome === "VOIDED") marks.hit("failed for want of money")
-  }
   for (const { payoutId, result } of paydb.lookups) {
     if (result === "EXECUTED" && paydb.payouts.get(payoutId)?.state === "FAILED")
       marks.hit("a late execution was found")

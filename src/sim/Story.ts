@@ -41,6 +41,9 @@ const place = (when: When): string => {
 export const phrase = (fault: Fault): string => {
   switch (fault.kind) {
     case "pause":
+      if (fault.until === "overtaken" || fault.until === "passed") {
+        return `hold ${fault.node} ${place(fault.when)} until it is ${fault.until}`
+      }
       return fault.until === undefined
         ? `hold ${fault.node} ${place(fault.when)} for ${short(fault.millis)}`
         : `hold ${fault.node} ${place(fault.when)} until ${short(Math.abs(fault.millis))} ${fault.millis < 0 ? "before" : "after"} the end of its ${fault.until}`
