@@ -102,7 +102,12 @@ export const etcdArena = Effect.gen(function* () {
       const { count } = yield* ask(() => client.kv.range(all))
       return { leases: leases.length, "keys (ends are remembered)": Number(count) }
     }),
-    subjects: (clients) => Effect.map(BenchSubstrate.etcdBare(endpoints, clients), (work) => [{ name: "bare", work }])
+    subjects: (clients) =>
+      Effect.all([
+        Effect.map(BenchSubstrate.etcdBare(endpoints, clients), (work) => ({ name: "bare", work })),
+        Effect.map(BenchSubstrate.etcdLeased(endpoints), (work) => ({ name: "leased", work })),
+        Effect.map(BenchSubstrate.etcdLeases(endpoints), (work) => ({ name: "leases", work }))
+      ])
   }
   return arena
 })

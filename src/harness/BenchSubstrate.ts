@@ -132,50 +132,72 @@ export const pgAdvisory = Effect.fnUntraced(function* (url: Redacted.Redacted) {
 // etcd
 // -----------------------------------------------------------------------------
 
-/** One transaction that puts the key under a lease of its client, one that deletes it: no id, no lease of the grant. */
-export const etcdBare = Effect.fnUntraced(function* (
-  endpoints: ReadonlyArray<string>,
-  clients: number
-): Effect.fn.Return<Work, HarnessError, Scope.Scope> {
+/** What every call of the etcd subjects goes through: no call is repeated, as in the store. */
+const etcdCalls = Effect.fnUntraced(function* (endpoints: ReadonlyArray<string>) {
   const etcd = yield* Effect.acquireRelease(
-    Effect.sync(
-      () =>
-        new Etcd3({
-          hosts: [...endpoints],
-          // Like the store's: no call is repeated by the driver.
-          faultHandling: { global: noop, host: () => noop }
-        })
-    ),
+    Effect.sync(() => new Etcd3({ hosts: [...endpoints], faultHandling: { global: noop, host: () => noop } })),
     (client) => Effect.sync(() => client.close())
   )
   const clock = yield* Clock.Clock
   const call = <A>(step: string, run: () => Promise<A>) =>
     Effect.tryPromise({ try: run, catch: (cause) => new HarnessError({ step, message: String(cause) }) })
   const deadline = () => ({ deadline: clock.currentTimeMillisUnsafe() + 10_000 })
-  const leases = yield* Effect.forEach(
-    Array.from({ length: clients }),
-    () => call("lease", () => etcd.leaseClient.leaseGrant({ TTL: TTL_MILLIS / 1_000 }, deadline())),
-    { concurrency: 8 }
-  )
-  const txn = (request: ITxnRequest) => call("txn", () => etcd.kv.txn(request, deadline()))
+  return {
+    txn: (request: ITxnRequest) => call("txn", () => etcd.kv.txn(request, deadline())),
+    grant: Effect.suspend(() =>
+      call("lease", () => etcd.leaseClient.leaseGrant({ TTL: TTL_MILLIS / 1_000 }, deadline()))
+    ),
+    revoke: (ID: string) => call("revoke", () => etcd.leaseClient.leaseRevoke({ ID }, deadline()))
+  }
+})
+
+const putIfAbsent = (key: Buffer, lease: string): ITxnRequest => ({
+  compare: [{ key, target: CompareTarget.Create, result: CompareResult.Equal, create_revision: "0" }],
+  success: [{ request_put: { key, value: Buffer.from("bench"), lease } }],
+  failure: [{ request_range: { key } }]
+})
+
+const removeIfSame = (key: Buffer, revision: string): ITxnRequest => ({
+  compare: [{ key, target: CompareTarget.Mod, result: CompareResult.Equal, mod_revision: revision }],
+  success: [{ request_delete_range: { key } }]
+})
+
+/** One transaction that puts the key under a lease of its client, one that deletes it: no id, no lease of the grant. */
+export const etcdBare = Effect.fnUntraced(function* (
+  endpoints: ReadonlyArray<string>,
+  clients: number
+): Effect.fn.Return<Work, HarnessError, Scope.Scope> {
+  const { grant, txn } = yield* etcdCalls(endpoints)
+  const leases = yield* Effect.forEach(Array.from({ length: clients }), () => Effect.map(grant, ({ ID }) => ID), {
+    concurrency: 8
+  })
   return (client) =>
     Effect.gen(function* () {
-      const key = Buffer.from(`/bench/${client}`)
-      const put = yield* txn({
-        compare: [{ key, target: CompareTarget.Create, result: CompareResult.Equal, create_revision: "0" }],
-        success: [{ request_put: { key, value: Buffer.from("bench"), lease: leases[client]?.ID ?? "0" } }],
-        failure: [{ request_range: { key } }]
-      })
-      yield* txn({
-        compare: [
-          {
-            key,
-            target: CompareTarget.Mod,
-            result: CompareResult.Equal,
-            mod_revision: String(put.header.revision)
-          }
-        ],
-        success: [{ request_delete_range: { key } }]
-      })
+      const key = Buffer.from(`/bench/bare/${client}`)
+      const put = yield* txn(putIfAbsent(key, leases[client] ?? "0"))
+      yield* txn(removeIfSame(key, put.header.revision))
     })
+})
+
+/** The same two transactions, and a lease for each grant: what a lock whose end a lease decides costs at the least. */
+export const etcdLeased = Effect.fnUntraced(function* (
+  endpoints: ReadonlyArray<string>
+): Effect.fn.Return<Work, HarnessError, Scope.Scope> {
+  const { grant, revoke, txn } = yield* etcdCalls(endpoints)
+  return (client) =>
+    Effect.gen(function* () {
+      const key = Buffer.from(`/bench/leased/${client}`)
+      const { ID } = yield* grant
+      const put = yield* txn(putIfAbsent(key, ID))
+      yield* txn(removeIfSame(key, put.header.revision))
+      yield* revoke(ID)
+    })
+})
+
+/** The lease alone: nothing that grants each lock a lease of its own can be faster than this. */
+export const etcdLeases = Effect.fnUntraced(function* (
+  endpoints: ReadonlyArray<string>
+): Effect.fn.Return<Work, HarnessError, Scope.Scope> {
+  const { grant, revoke } = yield* etcdCalls(endpoints)
+  return () => Effect.flatMap(grant, ({ ID }) => Effect.asVoid(revoke(ID)))
 })

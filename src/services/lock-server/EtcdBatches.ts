@@ -10,7 +10,7 @@
  *
  * When the lease that one of them names is gone, etcd refuses all and changes nothing; each is then tried alone.
  */
-import { Clock, Effect, Exit, type Scope } from "effect"
+import { Effect, Exit, type Scope } from "effect"
 import type { IRequestOp, ITxnRequest, ITxnResponse } from "etcd3"
 import * as Batching from "./Batching.ts"
 import { type Answer, type Budget, type EtcdClient, EtcdOutage, type LeaseGone } from "./EtcdClient.ts"
@@ -30,7 +30,6 @@ interface Call {
 type Failure = EtcdOutage | LeaseGone
 
 export const over = Effect.fnUntraced(function* (client: EtcdClient): Effect.fn.Return<EtcdClient, never, Scope.Scope> {
-  const clock = yield* Clock.Clock
   const one = ({ budget, request }: Call) => client.txn(request, budget)
   const { submit } = yield* Batching.make<Call, Answer<ITxnResponse>, Failure>({
     ...SIZES,
@@ -57,17 +56,8 @@ export const over = Effect.fnUntraced(function* (client: EtcdClient): Effect.fn.
   })
   return {
     ...client,
-    txn: (request, budget) =>
-      isPlain(request)
-        ? Effect.suspend(() =>
-            Effect.timeoutOrElse(submit({ request, budget }), {
-              // The time in the queue counts.
-              duration: Math.max(0, Number((budget.endsAt - clock.monotonicTimeNanosUnsafe()) / 1_000_000n) + 50),
-              orElse: () =>
-                Effect.fail(new EtcdOutage({ effect: "unknown", noLeader: false, message: "no answer in time" }))
-            })
-          )
-        : client.txn(request, budget)
+    // The wait in the queue ends with the calls before it, and each of those with its budget.
+    txn: (request, budget) => (isPlain(request) ? submit({ request, budget }) : client.txn(request, budget))
   }
 })
 

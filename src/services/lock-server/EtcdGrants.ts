@@ -6,7 +6,7 @@ import type { IKeyValue } from "etcd3"
 import type { FencingToken, LockGrant, LockKey, OwnerId, SessionId } from "../../core/lock/Lock.ts"
 import { backendUnavailable, FencedOut, LockContended, LockLost, LockNotFound } from "../../core/lock/LockErrors.ts"
 import type { AcquireRequest, RevokeRequest } from "../../core/lock/LockStore.ts"
-import type { Budget, Lease } from "./EtcdClient.ts"
+import type { Budget } from "./EtcdClient.ts"
 import {
   exists,
   found,
@@ -23,6 +23,7 @@ import {
   type Stored,
   tokenOf
 } from "./EtcdLayout.ts"
+import type { GrantLease } from "./EtcdLeasesAhead.ts"
 import { sessionFailure, sessionKeys } from "./EtcdSessions.ts"
 import {
   type Doubt,
@@ -44,56 +45,81 @@ import {
 // acquire
 // -----------------------------------------------------------------------------
 
+/**
+ * Whether the transaction may come without a look before it: as far as this instance knows nobody holds the key, and the
+ * session is the caller's. A guess: the transaction decides, and when it finds the key held it has looked as well.
+ */
+const looksFree = ({ contended, grants, now, sessions }: State, { key, ownerId, sessionId }: AcquireRequest) =>
+  contended.get(key) === undefined &&
+  (grants.get(key)?.expiresAt ?? 0) <= now() &&
+  // No transaction compares the owner of a session, who never changes.
+  sessions.get(sessionId)?.ownerId === ownerId
+
 export const tryAcquire = Effect.fnUntraced(function* (state: State, request: AcquireRequest, budget: Budget) {
-  const { at, client, leases, memory, shortMemory } = state
+  const { ahead, at, client, leases, memory, shortMemory } = state
   const { acquireId, key, ownerId, sessionId, ttlMillis } = request
   const acquired = at.acquire(sessionId, key, acquireId)
   const keys = [...sessionKeys(state, sessionId), acquired, at.lock(key), at.held(key), at.floor]
 
-  /** The lease for the grant, and whether a transaction that may have been applied put something under it. */
-  let lease: Lease | undefined
-  let used = false
+  /** The lease for the grant, whether it may be in use, and whether no transaction that may have been applied named it. */
+  let lease: GrantLease | undefined
+  let inUse = false
+  let isNew = true
+  const takeLease = Effect.uninterruptible(
+    Effect.suspend(() =>
+      lease === undefined
+        ? Effect.map(ahead.take(ttlMillis, budget), (taken) => (lease = taken))
+        : Effect.succeed(lease)
+    )
+  )
 
   const attempt = Effect.gen(function* () {
     let floor = yield* knowFloor(state, budget)
-    let { value: view } = yield* look(state, keys, budget)
+    let view = looksFree(state, request) ? undefined : (yield* look(state, keys, budget)).value
     for (let round = 0; round < ROUNDS; round++) {
-      const [session, opened, expired, before, lock, held] = found(view)
-      if (readSession(session)?.ownerId !== ownerId) {
-        return yield* sessionFailure(sessionId, ownerId, session, opened, expired)
-      }
+      const [session, opened, expired, before, lock, held] = view === undefined ? [] : found(view)
       const holder = readStored(lock)
-      const isOwn = holder?.grant.sessionId === sessionId && holder.grant.acquireId === acquireId
-      if (before !== undefined || isOwn) {
-        used = holder !== undefined && holder.lease === lease?.id
-        const again = yield* answerAgain(state, request, before, view, budget)
-        if (again !== undefined) return again
-        view = (yield* look(state, keys, budget)).value
-        continue
-      }
-      if (lock !== undefined && (holder === undefined || (yield* isAlive(state, holder, sessionId, budget)))) {
-        const expiresAt = holder === undefined ? null : yield* expiryToShow(state, key, holder, budget)
-        return yield* new LockContended({
-          key,
-          outcome: "HELD_BY_OTHER",
-          holderOwnerId: holder?.grant.ownerId ?? null,
-          holderExpiresAt: expiresAt,
-          retryAfterMillis: Math.min(1_000, Math.max(1, (expiresAt ?? 0) - state.now()))
-        })
+      if (view !== undefined) {
+        if (readSession(session)?.ownerId !== ownerId) {
+          return yield* sessionFailure(sessionId, ownerId, session, opened, expired)
+        }
+        if (state.sessions.get(sessionId) === undefined)
+          state.sessions.set(sessionId, { ownerId, expiresAt: undefined })
+        const isOwn = holder?.grant.sessionId === sessionId && holder.grant.acquireId === acquireId
+        if (before !== undefined || isOwn) {
+          inUse = holder !== undefined && holder.lease === lease?.id
+          const again = yield* answerAgain(state, request, before, view, budget)
+          if (again !== undefined) return again
+          view = (yield* look(state, keys, budget)).value
+          continue
+        }
+        if (lock !== undefined && (holder === undefined || (yield* isAlive(state, holder, sessionId, budget)))) {
+          const expiresAt = holder === undefined ? null : yield* expiryToShow(state, key, holder, budget)
+          state.contended.set(key, true)
+          return yield* new LockContended({
+            key,
+            outcome: "HELD_BY_OTHER",
+            holderOwnerId: holder?.grant.ownerId ?? null,
+            holderExpiresAt: expiresAt,
+            retryAfterMillis: Math.min(1_000, Math.max(1, (expiresAt ?? 0) - state.now()))
+          })
+        }
       }
       if (floor.foreign) return yield* backendUnavailable("tryAcquire", "token_floor")
 
+      const own = yield* takeLease
       const grantedAt = state.now()
-      lease ??= yield* leases.grant(ttlMillis, budget)
+      const kept = ahead.remainingMillis(own)
       const { offset } = floor
-      const grant = { sessionId, ownerId, acquireId, ttlMillis: lease.ttlMillis, grantedAt, offset }
+      const grant = { sessionId, ownerId, acquireId, ttlMillis: kept, grantedAt, offset }
       // The grant before, whose end nobody has told yet, ends here at the latest.
       const last = readStored(held)
       const end = holder === undefined ? "expired" : "session"
       const ids = yield* memory.lease(1, budget)
       const ends = last === undefined ? undefined : yield* shortMemory.lease(1, budget)
+      const written = Buffer.from(JSON.stringify(grant))
       // From here on: should the call be given up, its fate is unknown.
-      used = true
+      inUse = true
       const { repeated, value } = yield* client
         .txn(
           {
@@ -106,8 +132,8 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
               ...(holder === undefined ? [] : [revisionIs(at.session(holder.grant.sessionId), "0")])
             ],
             success: [
-              put(at.lock(key), grant, lease.id),
-              put(at.held(key), grant),
+              put(at.lock(key), written, own.id),
+              put(at.held(key), written),
               put(acquired, { offset }, ids),
               ...(last === undefined
                 ? []
@@ -118,23 +144,30 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
           budget
         )
         .pipe(
-          Effect.tapError((failure) => Effect.sync(() => (used = isUnknown(failure)))),
+          Effect.tapError((failure) =>
+            Effect.sync(() => {
+              inUse = isUnknown(failure)
+              isNew = false
+            })
+          ),
           // Without its session the grant before is free, whoever gets the key now.
           Effect.ensuring(holder === undefined ? Effect.void : leases.finish(holder.lease))
         )
-      const isGranted = value.succeeded || (repeated && readStored(found(value)[4])?.lease === lease.id)
+      const isGranted = value.succeeded || (repeated && readStored(found(value)[4])?.lease === own.id)
       if (isGranted && last !== undefined) tell(state, key, last, end)
-      used = isGranted
+      inUse = isGranted
+      if (repeated) isNew = false
       if (value.succeeded) {
         const stored = {
           grant,
           revision: value.header.revision,
           token: tokenOf(value.header.revision, offset),
-          lease: lease.id
+          lease: own.id
         }
-        const expiresAt = grantedAt + lease.ttlMillis
+        const expiresAt = grantedAt + kept
         remember(state, key, stored, expiresAt)
-        return answerOf(key, stored, expiresAt, lease.ttlMillis)
+        state.contended.delete(key)
+        return answerOf(key, stored, expiresAt, kept)
       }
       floor = state.floor = floorOf(value, 6) ?? floor
       view = value
@@ -144,7 +177,10 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
 
   return yield* Effect.ensuring(
     attempt,
-    Effect.suspend(() => (lease === undefined || used ? Effect.void : leases.finish(lease.id)))
+    Effect.suspend(() => {
+      if (lease === undefined || inUse) return Effect.void
+      return isNew ? ahead.giveBack(ttlMillis, lease) : leases.finish(lease.id)
+    })
   )
 })
 

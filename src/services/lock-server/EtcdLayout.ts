@@ -54,7 +54,7 @@ const grantFields = {
   sessionId: SessionId,
   ownerId: OwnerId,
   acquireId: AcquireId,
-  /** What its lease keeps. */
+  /** What its lease keeps, from `grantedAt` on. */
   ttlMillis: Schema.Int,
   /** By the clock of the instance that granted. */
   grantedAt: Schema.Int,
@@ -146,10 +146,10 @@ const bytes = (key: string) => Buffer.from(key)
 
 export const range = (key: string): IRequestOp => ({ request_range: { key: bytes(key) } })
 
-export const put = (key: string, value: object, lease?: string): IRequestOp => ({
+export const put = (key: string, value: object | Buffer, lease?: string): IRequestOp => ({
   request_put: {
     key: bytes(key),
-    value: Buffer.from(JSON.stringify(value)),
+    value: Buffer.isBuffer(value) ? value : Buffer.from(JSON.stringify(value)),
     ...(lease === undefined ? {} : { lease })
   }
 })

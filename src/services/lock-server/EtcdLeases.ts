@@ -1,7 +1,7 @@
 /**
  * The leases that are not a holder's: those under which ended things are remembered, and those that are finished.
  */
-import { Clock, Effect, FiberSet, type Scope, Semaphore } from "effect"
+import { Clock, Deferred, Effect, FiberSet, type Scope, Semaphore } from "effect"
 import { type Budget, type EtcdClient, type EtcdOutage, type Lease, randomLeaseId } from "./EtcdClient.ts"
 import { revisionIs } from "./EtcdLayout.ts"
 
@@ -66,28 +66,64 @@ export const makeMemory = Effect.fnUntraced(function* (
 export interface Leases {
   /** A new lease; if it is not known whether it was granted, it is revoked in the background. */
   readonly grant: (ttlMillis: number, budget: Budget) => Effect.Effect<Lease, EtcdOutage>
-  /** Revokes the lease in the background. It serves no grant any more, or never did, and is not used again. */
+  /**
+   * Revokes the lease in the background. It serves no grant any more, or never did, and is not used again.
+   *
+   * etcd commits its database for every lease that it deletes, and carries out nothing else meanwhile (1 to 2 ms). So
+   * they wait for each other, not for long, and most of those who acquire meet none of it.
+   */
   readonly finish: (id: string) => Effect.Effect<void>
   /**
    * The same, unless `key` still has that revision: for a call of which it is not known whether it ended what the lease
    * kept. If it did, nobody else would ever revoke the lease.
    */
   readonly finishIfGone: (id: string, key: string, revision: string) => Effect.Effect<void>
+  /** Something to be done beside the calls, with a budget; waited for, within a second, when the scope closes. */
+  readonly inBackground: <E>(run: (budget: Budget) => Effect.Effect<unknown, E>) => Effect.Effect<void>
 }
 
-const FINISH_MILLIS = 10_000
+const BACKGROUND_MILLIS = 10_000
 /** A call that was given up may be carried out a little later. */
 const STILL_UNDER_WAY_MILLIS = 3_000
+/** So many finished leases wait for each other, and so long. */
+const FINISH = { together: 16, withinMillis: 200, atOnce: 4 }
 
 /** When the scope closes, what is under way is waited for, within a second. What fails runs out by itself. */
 export const makeLeases = Effect.fnUntraced(function* (
   client: EtcdClient
 ): Effect.fn.Return<Leases, never, Scope.Scope> {
   const running = yield* FiberSet.make<void>()
-  yield* Effect.addFinalizer(() => Effect.timeoutOption(FiberSet.awaitEmpty(running), "1 second"))
+  const closing = yield* Deferred.make<void>()
+  let finished: Array<string> = []
   const inBackground = <E>(run: (budget: Budget) => Effect.Effect<unknown, E>) =>
-    Effect.flatMap(client.budget(FINISH_MILLIS), run).pipe(Effect.ignore, FiberSet.run(running), Effect.asVoid)
-  const finish = (id: string) => inBackground((budget) => client.revokeLease(id, budget))
+    Effect.flatMap(client.budget(BACKGROUND_MILLIS), run).pipe(Effect.ignore, FiberSet.run(running), Effect.asVoid)
+
+  const revokeFinished = Effect.suspend(() => {
+    const all = finished
+    finished = []
+    return inBackground((budget) =>
+      Effect.forEach(all, (id) => Effect.ignore(client.revokeLease(id, budget)), {
+        concurrency: FINISH.atOnce,
+        discard: true
+      })
+    )
+  })
+  const revokeLater = (these: ReadonlyArray<string>) =>
+    Effect.raceFirst(Effect.sleep(FINISH.withinMillis), Deferred.await(closing)).pipe(
+      Effect.andThen(Effect.suspend(() => (these === finished ? revokeFinished : Effect.void))),
+      FiberSet.run(running),
+      Effect.asVoid
+    )
+  yield* Effect.addFinalizer(() =>
+    Effect.andThen(Deferred.succeed(closing, undefined), Effect.timeoutOption(FiberSet.awaitEmpty(running), "1 second"))
+  )
+
+  const finish = (id: string) =>
+    Effect.suspend(() => {
+      finished.push(id)
+      if (finished.length >= FINISH.together) return revokeFinished
+      return finished.length === 1 ? revokeLater(finished) : Effect.void
+    })
   return {
     grant: (ttlMillis, budget) =>
       Effect.flatMap(randomLeaseId, (id) => Effect.onError(client.grantLease(id, ttlMillis, budget), () => finish(id))),
@@ -103,6 +139,7 @@ export const makeLeases = Effect.fnUntraced(function* (
           Effect.flatMap(isThere, (there) => (there ? again : Effect.succeed(false))),
           (there) => (there ? Effect.void : client.revokeLease(id, budget))
         )
-      })
+      }),
+    inBackground
   }
 })

@@ -16,6 +16,7 @@ import type { ExpiredGrant } from "../../core/lock/LockStore.ts"
 import { type Answer, type Budget, type EtcdClient, EtcdOutage, LeaseGone } from "./EtcdClient.ts"
 import { found, type Layout, layout, put, range, readFloor, revisionIs, type Stored } from "./EtcdLayout.ts"
 import { type Leases, makeLeases, makeMemory, type Memory } from "./EtcdLeases.ts"
+import * as EtcdLeasesAhead from "./EtcdLeasesAhead.ts"
 
 export interface StateOptions {
   /** Bound of each operation. */
@@ -45,12 +46,15 @@ export interface State {
   /** By the clock of the instance; whoever calls may have another one. */
   readonly now: () => number
   readonly leases: Leases
+  readonly ahead: EtcdLeasesAhead.LeasesAhead
   /** For acquire ids and what operators want to see: at least 10 minutes. */
   readonly memory: Memory
   /** For how a grant ended: at least 2 minutes; after that it is `superseded`. */
   readonly shortMemory: Memory
   readonly grants: Recent<LockKey, KnownGrant>
   readonly sessions: Recent<SessionId, KnownSession>
+  /** Keys that somebody else held when this instance last asked for them. */
+  readonly contended: Recent<LockKey, true>
   /** Grants whose end this instance has written and the next sweep has to tell. */
   readonly untold: Array<ExpiredGrant>
   /** A name for a call, unlike any other. */
@@ -85,10 +89,12 @@ export const makeState = Effect.fnUntraced(function* (
     timeoutMillis,
     now: () => clock.currentTimeMillisUnsafe(),
     leases,
+    ahead: yield* EtcdLeasesAhead.make(leases),
     memory: yield* makeMemory(leases, { keepMillis: 600_000, turnMillis: 120_000 }),
     shortMemory: yield* makeMemory(leases, { keepMillis: 120_000, turnMillis: 30_000 }),
     grants: new Recent(REMEMBERED),
     sessions: new Recent(REMEMBERED),
+    contended: new Recent(REMEMBERED),
     untold: [],
     callName: () => `${instance.toString(36)}-${++calls}`,
     floor: undefined,
@@ -142,7 +148,7 @@ export const operation = <A, E>(
       () => {
         state.memory.forget()
         state.shortMemory.forget()
-        return run(budget)
+        return Effect.andThen(state.ahead.forget, run(budget))
       }
     )
   ).pipe(
