@@ -109,7 +109,7 @@ export const makeLeases = Effect.fnUntraced(function* (
     )
   })
   const revokeLater = (these: ReadonlyArray<string>) =>
-    Effect.raceFirst(Effect.sleep(FINISH.withinMillis), Deferred.await(closing)).pipe(
+    Effect.timeoutOption(Deferred.await(closing), FINISH.withinMillis).pipe(
       Effect.andThen(Effect.suspend(() => (these === finished ? revokeFinished : Effect.void))),
       FiberSet.run(running),
       Effect.asVoid
