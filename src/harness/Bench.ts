@@ -140,26 +140,24 @@ const compare = Effect.fnUntraced(function* (
       measured.get(subject.name)?.push(yield* measure(subject, clients, seconds, backendPid, servicePid))
     }
   }
-  return subjects.map(({ name }) => rowOf(name, clients, measured.get(name) ?? [], measured.get("bare") ?? []))
+  return subjects.map(({ name }) => rowOf(name, clients, measured))
 })
 
-const rowOf = (
-  subject: string,
-  clients: number,
-  rounds: ReadonlyArray<Measured>,
-  bare: ReadonlyArray<Measured>
-): BenchRow => {
+const rowOf = (subject: string, clients: number, measured: ReadonlyMap<string, ReadonlyArray<Measured>>): BenchRow => {
+  const rounds = measured.get(subject) ?? []
   const rate = ({ slice }: Measured) => slice.latencies.length / slice.seconds
   const middle = ({ slice }: Measured) => percentiles(slice.latencies).p50
-  const toBare = (figure: (one: Measured) => number) =>
-    subject === "bare"
-      ? null
-      : spread(
-          rounds.flatMap((one, i) => {
-            const other = bare[i]
-            return other === undefined ? [] : [figure(one) / figure(other)]
-          })
-        )
+  /** Null for itself, and where there is no such subject. */
+  const to = (other: string, figure: (one: Measured) => number) => {
+    const others = measured.get(other)
+    if (subject === other || others === undefined) return null
+    return spread(
+      rounds.flatMap((one, i) => {
+        const against = others[i]
+        return against === undefined ? [] : [figure(one) / figure(against)]
+      })
+    )
+  }
   const pairs = rounds.reduce((sum, { slice }) => sum + slice.latencies.length, 0)
   const cpu = (figure: (one: Measured) => number | null) => {
     let sum = 0
@@ -179,8 +177,9 @@ const rowOf = (
     subject,
     pairsPerSecond: spread(rounds.map(rate)),
     latencyMillis: percentiles(rounds.flatMap(({ slice }) => slice.latencies)),
-    throughputRatio: toBare(rate),
-    latencyRatio: toBare(middle),
+    throughputRatio: to("bare", rate),
+    leasedRatio: to("leased", rate),
+    latencyRatio: to("bare", middle),
     cpuMicros: {
       service: cpu((one) => one.service),
       backend: cpu((one) => one.backend),

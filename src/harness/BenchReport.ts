@@ -11,6 +11,8 @@ export interface BenchRow {
   readonly latencyMillis: Percentiles
   /** To `bare` of the same round; null for `bare` itself. */
   readonly throughputRatio: Spread | null
+  /** To `leased` of the same round; null for itself, and where there is none. */
+  readonly leasedRatio: Spread | null
   /** Of the medians, to `bare` of the same round. */
   readonly latencyRatio: Spread | null
   /** Processor time of a pair, in microseconds; null where it can not be known. */
@@ -57,12 +59,27 @@ const ratio = (spread: Spread | null) =>
 const micros = (value: number | null) => (value === null ? "?" : value.toFixed(0))
 
 export const table = ({ backend, machine, rounds, rows, seconds, service }: BenchDocument): string => {
-  const heads = ["clients", "subject", "pairs/s", "to bare", "p50 ms", "p95", "p99", "p50 to bare", "CPU us", "failed"]
+  const isLeased = rows.some(({ leasedRatio }) => leasedRatio !== null)
+  const leased = (cell: string) => (isLeased ? [cell] : [])
+  const heads = [
+    "clients",
+    "subject",
+    "pairs/s",
+    "to bare",
+    ...leased("to leased"),
+    "p50 ms",
+    "p95",
+    "p99",
+    "p50 to bare",
+    "CPU us",
+    "failed"
+  ]
   const cells = rows.map((row) => [
     String(row.clients),
     row.subject,
     `${number(row.pairsPerSecond.median)} (${number(row.pairsPerSecond.min)}..${number(row.pairsPerSecond.max)})`,
     ratio(row.throughputRatio),
+    ...leased(ratio(row.leasedRatio)),
     number(row.latencyMillis.p50),
     number(row.latencyMillis.p95),
     number(row.latencyMillis.p99),

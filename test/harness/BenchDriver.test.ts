@@ -52,6 +52,7 @@ describe("BenchDriver", () => {
           pairsPerSecond: { median: 1_000, min: 900, max: 1_100 },
           latencyMillis: figure,
           throughputRatio: { median: 5, min: 4, max: 6 },
+          leasedRatio: null,
           latencyRatio: { median: 0.25, min: 0.2, max: 0.3 },
           cpuMicros: { service: 0, backend: 137, driver: null },
           failures: { BackendUnavailable: 2 }
@@ -64,6 +65,11 @@ describe("BenchDriver", () => {
         failed: 1
       }
     }
+    assert.notInclude(table(document), "to leased")
+    const [row] = document.rows
+    assert.isDefined(row)
+    const etcd = { ...document, rows: [{ ...row, leasedRatio: { median: 1.7, min: 1.6, max: 1.8 } }] }
+    assert.include(table(etcd), "1.70 (1.60..1.80)")
     const text = table(document)
     for (const part of ["1000 (900..1100)", "5.00 (4.00..6.00)", "0 + 137 + ?", "2 BackendUnavailable", "1 of these"]) {
       assert.include(text, part)
