@@ -8,6 +8,7 @@
 import type { PgClient } from "@effect/sql-pg"
 import { Effect, Exit, type Scope } from "effect"
 import type { SqlError } from "effect/sql"
+import { boundedBy } from "../../core/Bound.ts"
 import type { FencingToken, LockGrant, LockKey, OwnerId, Session, SessionId } from "../../core/lock/Lock.ts"
 import {
   type BackendError,
@@ -119,10 +120,7 @@ export const make = Effect.fnUntraced(function* ({ pools, timeoutMillis }: PgBat
       })
       return (request) =>
         // The time in the queue counts.
-        Effect.timeoutOrElse(submit(request), {
-          duration: timeoutMillis,
-          orElse: () => Effect.fail(PgCalls.late(operation, timeoutMillis))
-        })
+        boundedBy(timeoutMillis, () => PgCalls.late(operation, timeoutMillis))(submit(request))
     })
 
   const acquires = yield* lane<AcquireRequest, GrantRow, LockGrant, AcquireFailure>({
