@@ -118,6 +118,8 @@ const ROUND_MILLIS = 50
 const TRY_MILLIS = { min: 300, share: 5 }
 const NANOS_PER_MILLI = 1_000_000n
 
+const SPAN = { kind: "client", attributes: { "db.system.name": "etcd" } } as const
+
 /** It opens no connection by itself, so it can be made while the cluster is down. */
 export const make = Effect.fnUntraced(function* (
   options: EtcdOptions
@@ -167,7 +169,7 @@ export const make = Effect.fnUntraced(function* (
         message = `${member.endpoint}: ${failure.message}`
         if ((tries + 1) % members.length === 0) yield* Effect.sleep(ROUND_MILLIS)
       }
-    }).pipe(Effect.withSpan(name, { kind: "client", attributes: { "db.system.name": "etcd" } }))
+    }).pipe(Effect.withSpan(name, SPAN, { captureStackTrace: false }))
 
   /** For calls that name no lease, or for which its end is an answer. */
   const callAnyway = <A>(name: string, run: Call<A>, budget: Budget, gone: A): Effect.Effect<Answer<A>, EtcdOutage> =>
