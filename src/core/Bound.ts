@@ -16,21 +16,22 @@ export const boundedBy =
         const answered = call.pollUnsafe()
         if (answered !== undefined) return resume(answered)
         const timer = fork(Effect.sleep(millis))
-        const forgetTimer = timer.addObserver(() => {
-          forgetCall()
-          call.interruptUnsafe()
-          resume(Effect.fail(orElse()))
-        })
-        const forgetCall = call.addObserver((exit) => {
-          forgetTimer()
+        let over = false
+        const end = (): void => {
+          over = true
           timer.interruptUnsafe()
+          call.interruptUnsafe()
+        }
+        call.addObserver((exit) => {
+          if (over) return
+          end()
           resume(exit)
         })
-        return Effect.sync(() => {
-          forgetTimer()
-          forgetCall()
-          timer.interruptUnsafe()
-          call.interruptUnsafe()
+        timer.addObserver(() => {
+          if (over) return
+          end()
+          resume(Effect.fail(orElse()))
         })
+        return Effect.sync(end)
       })
     )

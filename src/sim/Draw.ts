@@ -64,6 +64,26 @@ export interface Named {
 
 export const named = (name: string): Named => ({ name, key: hashText(name) })
 
+/**
+ * Names made of two parts, each put together once for all worlds: a string that is made anew is hashed anew wherever it is
+ * looked up.
+ */
+export const namesOf = (
+  make: (first: string, second: string) => string
+): ((first: string, second: string) => string) => {
+  const known = new Map<string, Map<string, string>>()
+  return (first, second) => {
+    let row = known.get(first)
+    if (row === undefined) known.set(first, (row = new Map()))
+    let name = row.get(second)
+    if (name === undefined) row.set(second, (name = make(first, second)))
+    return name
+  }
+}
+
+/** `pay.claim`, `pay.claim.before`. */
+export const dotted = namesOf((first, second) => `${first}.${second}`)
+
 /** A sequential stream (sfc32) for one owner and one purpose: what the program under test draws from. */
 export class Rng {
   private a: number

@@ -2,6 +2,8 @@
  * What will happen, ordered by virtual time: a binary heap.
  */
 
+import type { Fiber } from "effect"
+
 /** Whose event it is. An event of a dead owner never happens, so killing a process needs no list of its timers. */
 export interface EventOwner {
   readonly alive: boolean
@@ -17,6 +19,8 @@ export class WorldEvent {
   readonly owner: EventOwner | undefined
   /** Undefined once cancelled. */
   run: (() => void) | undefined
+  /** Who waits for it and for nothing else: once it has ended, the event is cancelled. */
+  sleeper: Fiber.Fiber<unknown, unknown> | undefined
 
   constructor(at: number, tie: number, seq: number, owner: EventOwner | undefined, run: () => void) {
     this.at = at
@@ -24,6 +28,16 @@ export class WorldEvent {
     this.seq = seq
     this.owner = owner
     this.run = run
+    this.sleeper = undefined
+  }
+
+  /** Whether it will really happen. */
+  get due(): boolean {
+    return (
+      this.run !== undefined &&
+      (this.owner === undefined || this.owner.alive) &&
+      (this.sleeper === undefined || this.sleeper.pollUnsafe() === undefined)
+    )
   }
 
   cancel(): void {
@@ -59,7 +73,7 @@ export class EventQueue {
     const heap = this.heap
     while (heap.length > 0) {
       const first = heap[0]!
-      if (first.run !== undefined && (first.owner === undefined || first.owner.alive)) return first
+      if (first.due) return first
       this.pop()
     }
     return undefined

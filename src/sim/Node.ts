@@ -14,6 +14,7 @@
 import { Effect, type Context, type Exit, Fiber, type Scheduler } from "effect"
 import { processContext, type Ambient } from "./Ambient.ts"
 import { hashText, mix, Purpose, type Named } from "./Draw.ts"
+import { isEnding } from "./Ending.ts"
 import type { EventOwner } from "./EventQueue.ts"
 import { Lane } from "./Lane.ts"
 import { add, fire, Point } from "./Point.ts"
@@ -347,7 +348,8 @@ export class Process implements Scheduler.Scheduler, EventOwner {
       }
       const running = this.world.running
       this.calledBy(running)
-      if (running !== this || !this.world.inlineResume) return true
+      // A fiber that is interrupted and has nothing left to do but to end needs no turn for that.
+      if (running !== this || !(this.world.inlineResume || isEnding(fiber))) return true
     }
     if (!this.alive || node.busyUntil > this.world.now) return true
     if (node.countOp() && (!this.alive || node.busyUntil > this.world.now)) return true

@@ -4,8 +4,9 @@
  * The wall clock has an offset, a drift and steps; the monotonic clock has its own drift and an arbitrary origin that is
  * another one after every restart, as `hrtime` has. Timers follow the monotonic clock.
  */
-import { Duration, Effect, type Clock } from "effect"
+import { Duration, Effect, Fiber, type Clock } from "effect"
 import { mix, named, Purpose } from "./Draw.ts"
+import { doesNothingElse } from "./Ending.ts"
 import type { Process } from "./Node.ts"
 
 const wallRead = named("read wall clock")
@@ -62,7 +63,11 @@ export class NodeClock implements Clock.Clock {
         () => process.enqueue(() => resume(Effect.void)),
         process
       )
-      return Effect.sync(() => event.cancel())
+      // A fiber that does nothing but sleep ends when it is interrupted, and its event with it: no finalizer.
+      const fiber = Fiber.getCurrent()
+      if (fiber === undefined || !doesNothingElse(fiber)) return Effect.sync(() => event.cancel())
+      event.sleeper = fiber
+      return undefined
     })
   }
 

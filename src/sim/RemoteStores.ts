@@ -12,6 +12,7 @@ import type { ProtectedWrite } from "../core/payment/PaymentResource.ts"
 import type { PaymentStore } from "../core/payment/PaymentStore.ts"
 import type { SubmissionStore } from "../core/rail/SubmissionStore.ts"
 import { TraceId } from "../core/TraceId.ts"
+import { dotted } from "./Draw.ts"
 import type { Node, Process } from "./Node.ts"
 import type { LockCommit } from "./Oracle.ts"
 import type { Recorder } from "./Recorder.ts"
@@ -51,7 +52,7 @@ const transact = <A, E, F>(
   commit: () => Exit.Exit<A, E>,
   unanswered: (reason: CallFailed["reason"]) => F
 ): Effect.Effect<A, E | F> =>
-  network.transact(process, database, `${database.name}.${operation}`, commit, { timeoutMillis, unanswered })
+  network.transact(process, database, dotted(database.name, operation), commit, { timeoutMillis, unanswered })
 
 const ask = <A, E>(
   connection: Connection,

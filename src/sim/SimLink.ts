@@ -5,7 +5,7 @@
  * (`rail>w1 submit#1`). Faults are planted under that name and all draws are keyed by it, so "lose the answer to w1's first
  * submit" means the same whatever else happens in the run.
  */
-import { hashText, mix, Purpose, type Named } from "./Draw.ts"
+import { hashText, mix, namesOf, Purpose, type Named } from "./Draw.ts"
 import type { Node } from "./Node.ts"
 import type { Point } from "./Point.ts"
 import { What } from "./Trace.ts"
@@ -39,6 +39,10 @@ export type MessageFault =
   | { readonly do: "delay"; readonly micros: number }
   | { readonly do: "duplicate"; readonly micros: number }
 
+const linkName = namesOf((from, to) => `${from}>${to}`)
+const requestName = namesOf((link, label) => `${link} ${label}`)
+const answerName = namesOf((link, label) => `${link} ${label} answer`)
+
 /** All messages of one label in one direction. */
 export class Channel implements Named {
   readonly link: Link
@@ -55,7 +59,7 @@ export class Channel implements Named {
     this.link = link
     this.label = label
     this.leg = leg
-    this.name = leg === "request" ? `${link.name} ${label}` : `${link.name} ${label} answer`
+    this.name = leg === "request" ? requestName(link.name, label) : answerName(link.name, label)
     this.key = hashText(this.name)
   }
 
@@ -101,7 +105,7 @@ export class Link implements Named {
     this.world = world
     this.from = from
     this.to = to
-    this.name = `${from.name}>${to.name}`
+    this.name = linkName(from.name, to.name)
     this.key = hashText(this.name)
     this.conditions = conditions
   }

@@ -10,6 +10,7 @@
  */
 import { Cause, Data, Effect, type Exit, type Fiber } from "effect"
 import type { Ambient } from "./Ambient.ts"
+import { dotted } from "./Draw.ts"
 import type { WorldEvent } from "./EventQueue.ts"
 import type { Connection, Node, Process } from "./Node.ts"
 import { calm, Link, type LinkConditions, type Route } from "./SimLink.ts"
@@ -116,10 +117,10 @@ export class SimNetwork {
       route = {
         request: link.channel(label, "request"),
         answer: this.link(to, from).channel(label, "answer"),
-        before: from.point(`${label}.before`),
-        after: from.point(`${label}.after`),
-        serving: to.point(`${label}.serving`),
-        served: to.point(`${label}.served`)
+        before: from.point(dotted(label, "before")),
+        after: from.point(dotted(label, "after")),
+        serving: to.point(dotted(label, "serving")),
+        served: to.point(dotted(label, "served"))
       }
       link.routes.set(label, route)
     }

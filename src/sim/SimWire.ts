@@ -7,6 +7,7 @@ import type { LockApi } from "../core/lock/LockApi.ts"
 import { type BackendUnavailable, backendUnavailable } from "../core/lock/LockErrors.ts"
 import type { PaymentResource } from "../core/payment/PaymentResource.ts"
 import type { RailProxy } from "../core/rail/RailProxy.ts"
+import { dotted } from "./Draw.ts"
 import type { Process } from "./Node.ts"
 import type { Endpoint, SimNetwork } from "./SimNetwork.ts"
 
@@ -42,7 +43,7 @@ export const typedWire = (services: Services): Wire => {
       timeoutMillis = callTimeoutMillis
     ) =>
     (...request: Request): Effect.Effect<A, E | BackendUnavailable> =>
-      network.call(process, endpoint, `${prefix}.${operation}`, (service) => handle(service, ...request), {
+      network.call(process, endpoint, dotted(prefix, operation), (service) => handle(service, ...request), {
         timeoutMillis,
         unanswered: (reason) => backendUnavailable(operation, reason)
       })

@@ -16,7 +16,7 @@ import { HttpApi, type HttpApiGroup } from "effect/http-api"
 import { backendUnavailable } from "../../core/lock/LockErrors.ts"
 import { invalidField } from "../../core/RequestFailures.ts"
 import { limits } from "../../core/Settings.ts"
-import { TraceId } from "../../core/TraceId.ts"
+import { withTraceId } from "../../core/TraceId.ts"
 import {
   ENVELOPE_CONTENT_TYPE,
   Internal,
@@ -185,7 +185,7 @@ export const layerOf = (routes: ReadonlyArray<RoutePattern>) => {
                 onFailure: (cause) => onFailure(cause, request),
                 onSuccess: (response) => onSuccess(response, request)
               }) as unknown as typeof effect)
-          ).pipe(withinTrace(traceId), Effect.provideService(TraceId, traceId))
+          ).pipe(withinTrace(traceId), withTraceId(traceId))
         )
       ),
     { global: true }

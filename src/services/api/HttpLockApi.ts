@@ -8,7 +8,7 @@
  * - An answer that says our request was wrong (`ValidationFailed`, `InvalidToken`, ..) is a defect: the parameters are
  *   branded, so the fault is in this program, and repeating it would only hide it.
  */
-import { Effect, Layer, Option, Schema, Tracer } from "effect"
+import { Effect, Layer, Schema } from "effect"
 import type { HttpClient, HttpClientError } from "effect/http"
 import { HttpApiClient } from "effect/http-api"
 import { boundedBy } from "../../core/Bound.ts"
@@ -18,6 +18,7 @@ import { type BackendUnavailable, backendUnavailable } from "../../core/lock/Loc
 import { TraceId } from "../../core/TraceId.ts"
 import type { WireErrorOf } from "./ApiError.ts"
 import { LockHttpApi } from "./LockHttpApi.ts"
+import { withinTrace } from "./RequestErrors.ts"
 
 export interface HttpLockApiOptions {
   /** `http://host:port` */
@@ -149,10 +150,7 @@ const unanswered = (operation: string, error: NoAnswer): BackendUnavailable =>
  * came with, so that one id is found on both sides.
  */
 const traced = <A, E, R>(call: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
-  Effect.gen(function* () {
-    const traceId = yield* TraceId
-    const active = yield* Effect.serviceOption(Tracer.ParentSpan)
-    return traceId === undefined || Option.isSome(active)
-      ? yield* call
-      : yield* Effect.withParentSpan(call, Tracer.externalSpan({ traceId, spanId: traceId.slice(16), sampled: true }))
+  Effect.withFiber((fiber) => {
+    const traceId = fiber.getRef(TraceId)
+    return traceId === undefined ? call : withinTrace(traceId)(call)
   })

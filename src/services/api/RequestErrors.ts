@@ -3,11 +3,11 @@
  * decode into `ValidationFailed` or `InvalidToken`, before any service code runs. Every typed failure passes here once
  * and is logged at the level of its row.
  */
-import { Effect, Layer, Option, SchemaIssue, Tracer } from "effect"
+import { Context, Effect, Layer, Option, References, SchemaIssue, Tracer } from "effect"
 import { HttpServerRequest, HttpTraceContext } from "effect/http"
 import { HttpApiError, HttpApiMiddleware } from "effect/http-api"
 import { InvalidToken, ValidationFailed } from "../../core/RequestFailures.ts"
-import { randomTraceId, TraceId } from "../../core/TraceId.ts"
+import { randomTraceId, TraceId, withTraceId } from "../../core/TraceId.ts"
 import { errors, isWireError, rowOf } from "./ApiError.ts"
 
 /** What any endpoint may answer whatever it is for, besides `ValidationFailed`. */
@@ -34,14 +34,12 @@ export class RequestErrors extends HttpApiMiddleware.Service<RequestErrors>()("d
 }) {}
 
 /** What is set already; the active span's trace id; without tracing the caller's `traceparent`; else a random one. */
-export const requestTraceId: Effect.Effect<string> = Effect.gen(function* () {
-  const known = yield* TraceId
-  if (known !== undefined) return known
-  const span = yield* Effect.serviceOption(Tracer.ParentSpan)
-  if (Option.isSome(span)) return span.value.traceId
-  const request = yield* Effect.serviceOption(HttpServerRequest.HttpServerRequest)
-  const parent = Option.flatMap(request, (r) => HttpTraceContext.fromHeaders(r.headers))
-  return Option.isSome(parent) ? parent.value.traceId : yield* randomTraceId
+export const requestTraceId: Effect.Effect<string> = Effect.withFiber(({ context }) => {
+  const known = Context.get(context, TraceId) ?? Context.getOrUndefined(context, Tracer.ParentSpan)?.traceId
+  if (known !== undefined) return Effect.succeed(known)
+  const request = Context.getOrUndefined(context, HttpServerRequest.HttpServerRequest)
+  const parent = request === undefined ? Option.none() : HttpTraceContext.fromHeaders(request.headers)
+  return Option.isSome(parent) ? Effect.succeed(parent.value.traceId) : randomTraceId
 })
 
 /**
@@ -51,10 +49,10 @@ export const requestTraceId: Effect.Effect<string> = Effect.gen(function* () {
 export const withinTrace =
   (traceId: string) =>
   <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
-    Effect.flatMap(Effect.serviceOption(Tracer.ParentSpan), (active) =>
-      Option.isSome(active)
-        ? self
-        : Effect.withParentSpan(self, Tracer.externalSpan({ traceId, spanId: traceId.slice(16), sampled: true }))
+    Effect.withFiber(({ context }) =>
+      Context.get(context, References.TracerEnabled) && Context.getOrUndefined(context, Tracer.ParentSpan) === undefined
+        ? Effect.withParentSpan(self, Tracer.externalSpan({ traceId, spanId: traceId.slice(16), sampled: true }))
+        : self
     )
 
 const issuesOf = SchemaIssue.makeFormatterStandardSchemaV1()
@@ -92,6 +90,6 @@ export const layer = Layer.succeed(RequestErrors, (endpointEffect, { endpoint })
         // @effect-diagnostics-next-line unsafeEffectTypeAssertion:off
         Effect.andThen(Effect.fail(error as ValidationFailed))
       )
-    }).pipe(Effect.provideService(TraceId, traceId))
+    }).pipe(withTraceId(traceId))
   )
 )

@@ -274,23 +274,22 @@ const releaseCall = (
  * Releases until there is a definite answer, or until the lease has run out by itself. `LockLost` is benign: the grant is
  * gone, which is what was wanted. Answers how it ended if something else than this release ended it.
  */
-export const releaseUntil = (
+export const releaseUntil = Effect.fnUntraced(function* (
   env: ClientEnv,
   key: LockKey,
   token: FencingToken,
   lapsedAt: () => bigint
-): Effect.Effect<LockLostReason | undefined> =>
-  Effect.gen(function* () {
-    for (let attempt = 1; ; attempt++) {
-      const answer = yield* Effect.result(releaseCall(env, key, token))
-      if (Result.isSuccess(answer)) return undefined
-      const failure = answer.failure
-      if (failure._tag === "LockLost") {
-        // After a lost answer it was our own release that ended it.
-        const own = failure.reason === "released" || (attempt > 1 && failure.reason === "superseded")
-        return own ? undefined : failure.reason
-      }
-      if ((yield* Clock.monotonicTimeNanos) >= lapsedAt()) return undefined
-      yield* Effect.sleep(yield* pauseAfter(failure, env.settings.retry, attempt))
+): Effect.fn.Return<LockLostReason | undefined> {
+  for (let attempt = 1; ; attempt++) {
+    const answer = yield* Effect.result(releaseCall(env, key, token))
+    if (Result.isSuccess(answer)) return undefined
+    const failure = answer.failure
+    if (failure._tag === "LockLost") {
+      // After a lost answer it was our own release that ended it.
+      const own = failure.reason === "released" || (attempt > 1 && failure.reason === "superseded")
+      return own ? undefined : failure.reason
     }
-  })
+    if ((yield* Clock.monotonicTimeNanos) >= lapsedAt()) return undefined
+    yield* Effect.sleep(yield* pauseAfter(failure, env.settings.retry, attempt))
+  }
+})

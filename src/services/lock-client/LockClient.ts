@@ -60,35 +60,34 @@ const newId: Effect.Effect<AcquireId> = Effect.map(Random.Random, (random) => {
 })
 
 /** The body, in a fiber of its own so that a loss can interrupt it without interrupting its caller. */
-const runBody = <A, E, R>(
+const runBody = Effect.fnUntraced(function* <A, E, R>(
   holding: Holding,
   use: (lock: HeldLock) => Effect.Effect<A, E, R>,
   restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
-): Effect.Effect<A, E | LockLost, R> =>
-  Effect.gen(function* () {
-    let lossAtEnd: LockLost | undefined
-    const body = yield* Effect.withFiber<A, E | LockLost, R>((fiber) => {
-      holding.body = fiber
-      return holding.loss === undefined ? use(holding) : Effect.fail(holding.loss)
-    }).pipe(
-      Effect.onExit(() => {
-        holding.body = undefined
-        // An event loop that was blocked past the deadline has not run the watch yet.
-        return Effect.andThen(
-          Effect.ignore(holding.checkStillHeld),
-          Effect.sync(() => {
-            lossAtEnd = holding.loss
-          })
-        )
-      }),
-      Effect.forkChild({ startImmediately: true })
-    )
-    const exit = yield* Effect.onInterrupt(restore(Fiber.await(body)), () => Fiber.interrupt(body))
-    if (lossAtEnd !== undefined && (Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause))) {
-      return yield* lossAtEnd as LockLost
-    }
-    return yield* exit
-  })
+): Effect.fn.Return<A, E | LockLost, R> {
+  let lossAtEnd: LockLost | undefined
+  const body = yield* Effect.withFiber<A, E | LockLost, R>((fiber) => {
+    holding.body = fiber
+    return holding.loss === undefined ? use(holding) : Effect.fail(holding.loss)
+  }).pipe(
+    Effect.onExit(() => {
+      holding.body = undefined
+      // An event loop that was blocked past the deadline has not run the watch yet.
+      return Effect.andThen(
+        Effect.ignore(holding.checkStillHeld),
+        Effect.sync(() => {
+          lossAtEnd = holding.loss
+        })
+      )
+    }),
+    Effect.forkChild({ startImmediately: true })
+  )
+  const exit = yield* Effect.onInterrupt(restore(Fiber.await(body)), () => Fiber.interrupt(body))
+  if (lossAtEnd !== undefined && (Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause))) {
+    return yield* lossAtEnd as LockLost
+  }
+  return yield* exit
+})
 
 /** One client: one owner, one session. Closed with its scope. */
 export const make = Effect.fnUntraced(function* (options: LockClientOptions) {

@@ -24,7 +24,7 @@ import {
   LockLost,
   NotLeader
 } from "../../core/lock/LockErrors.ts"
-import { type AcquireRequest, type LockRecord, LockStore } from "../../core/lock/LockStore.ts"
+import { type AcquireRequest, type ExpiredGrant, type LockRecord, LockStore } from "../../core/lock/LockStore.ts"
 import { logInfo } from "../../core/Log.ts"
 import * as Metrics from "../../core/Metrics.ts"
 import { type LockSettings, limits } from "../../core/Settings.ts"
@@ -149,42 +149,50 @@ export const layer = (settings: LockSettings): Layer.Layer<LockApi | LockWaiters
 // acquire
 // -----------------------------------------------------------------------------
 
-const acquire = (
+type AcquireCall = Parameters<LockApi["Service"]["acquire"]>[0]
+
+/** Tells of a grant as soon as the store has made it, whatever becomes of the caller. */
+const grantOrRefuse = Effect.fnUntraced(function* (
   instance: Instance,
-  request: Parameters<LockApi["Service"]["acquire"]>[0]
-): Effect.Effect<AcquiredGrant, AcquireFailure> => {
+  request: AcquireCall,
+  told: (grant: AcquiredGrant) => AcquiredGrant
+): Effect.fn.Return<AcquiredGrant, AcquireFailure> {
   const { key, ownerId, sessionId } = request
   const mayRepeat = request.acquireId !== undefined
   const waitMillis = within(limits.waitMillis, request.waitMillis ?? 0)
+  const receivedAt = yield* Clock.monotonicTimeNanos
+  const forStore: AcquireRequest = {
+    key,
+    ownerId,
+    sessionId,
+    ttlMillis: within(limits.lockTtlMillis, request.ttlMillis ?? instance.settings.defaultTtlMillis),
+    acquireId: request.acquireId ?? (yield* randomId("acquire"))
+  }
+  const look = Effect.flatMap(Clock.monotonicTimeNanos, (startedAt) =>
+    // The caller may go away while the store decides; what it decided is then still known here.
+    Effect.uninterruptible(
+      Effect.map(tryAcquire(instance, forStore), (grant) =>
+        told({ ...grant, waitedMillis: millisBetween(receivedAt, startedAt) })
+      )
+    )
+  )
+  if (waitMillis > 0) {
+    return yield* instance.lines.join({ request: forStore, mayRepeat, look, receivedAt, waitMillis })
+  }
+  // A request that does not wait must not overtake those who do, but it is never told that it contends with itself.
+  const refusal = instance.lines.refusal(key)
+  if (refusal === undefined) return yield* look
+  const record = mayRepeat ? yield* recordOf(instance, key) : null
+  return yield* record !== null && isUnder(record, forStore) ? look : refusal
+})
+
+const acquire = (instance: Instance, request: AcquireCall): Effect.Effect<AcquiredGrant, AcquireFailure> => {
+  const { key, ownerId, sessionId } = request
+  const mayRepeat = request.acquireId !== undefined
+  const waits = (request.waitMillis ?? 0) > 0
   return Effect.suspend(() => {
     let won: AcquiredGrant | undefined
-    return Effect.gen(function* () {
-      const receivedAt = yield* Clock.monotonicTimeNanos
-      const forStore: AcquireRequest = {
-        key,
-        ownerId,
-        sessionId,
-        ttlMillis: within(limits.lockTtlMillis, request.ttlMillis ?? instance.settings.defaultTtlMillis),
-        acquireId: request.acquireId ?? (yield* randomId("acquire"))
-      }
-      const look = Effect.flatMap(Clock.monotonicTimeNanos, (startedAt) =>
-        // The caller may go away while the store decides; what it decided is then still known here.
-        Effect.uninterruptible(
-          Effect.map(
-            tryAcquire(instance, forStore),
-            (grant) => (won = { ...grant, waitedMillis: millisBetween(receivedAt, startedAt) })
-          )
-        )
-      )
-      if (waitMillis > 0) {
-        return yield* instance.lines.join({ request: forStore, mayRepeat, look, receivedAt, waitMillis })
-      }
-      // A request that does not wait must not overtake those who do, but it is never told that it contends with itself.
-      const refusal = instance.lines.refusal(key)
-      if (refusal === undefined) return yield* look
-      const record = mayRepeat ? yield* recordOf(instance, key) : null
-      return yield* record !== null && isUnder(record, forStore) ? look : refusal
-    }).pipe(
+    return grantOrRefuse(instance, request, (grant) => (won = grant)).pipe(
       Effect.tap((grant) =>
         logInfo("the lock is granted", {
           event: "lock_granted",
@@ -198,7 +206,7 @@ const acquire = (
         won === undefined || mayRepeat ? Effect.void : Effect.ignore(release(instance, key, ownerId, won.token))
       ),
       Metrics.timed((exit) => Metrics.lock.acquire[acquireOutcome(exit)]),
-      waitMillis > 0 ? Metrics.timed((exit) => Metrics.lock.wait[acquireOutcome(exit)]) : identity
+      waits ? Metrics.timed((exit) => Metrics.lock.wait[acquireOutcome(exit)]) : identity
     )
   })
 }
@@ -259,24 +267,30 @@ const release = (instance: Instance, key: LockKey, ownerId: OwnerId, token: Fenc
     Effect.uninterruptible
   )
 
+const tellExpired = Effect.fnUntraced(function* (
+  instance: Instance,
+  { end, heldMillis, key, ownerId, token }: ExpiredGrant
+) {
+  instance.lines.wake(key)
+  yield* Metric.update(Metrics.lock.hold[end === "session" ? "session_closed" : "expired"], heldMillis / 1_000)
+  yield* Effect.logInfo("the grant ended by itself").pipe(
+    Effect.annotateLogs({ event: "lock_expired", ...labels({ key, token, ownerId }), heldMillis, end })
+  )
+})
+
 /** Tells of what ended by itself and counts what lives. Nothing depends on it but those who watch. */
 const sweep = (instance: Instance): Effect.Effect<void> =>
   call(instance, "sweep", instance.store.sweep).pipe(
     Effect.flatMap((found) =>
-      Effect.gen(function* () {
-        yield* Metrics.record((set) => {
-          set(Metrics.lock.sessionsLive, found.liveSessions)
-          set(Metrics.lock.grantsLive, found.liveGrants)
-          set(Metrics.lock.sessionExpired, found.expiredSessions)
-        })
-        for (const { end, heldMillis, key, ownerId, token } of found.expiredGrants) {
-          instance.lines.wake(key)
-          yield* Metric.update(Metrics.lock.hold[end === "session" ? "session_closed" : "expired"], heldMillis / 1_000)
-          yield* Effect.logInfo("the grant ended by itself").pipe(
-            Effect.annotateLogs({ event: "lock_expired", ...labels({ key, token, ownerId }), heldMillis, end })
-          )
-        }
-      })
+      Metrics.record((set) => {
+        set(Metrics.lock.sessionsLive, found.liveSessions)
+        set(Metrics.lock.grantsLive, found.liveGrants)
+        set(Metrics.lock.sessionExpired, found.expiredSessions)
+      }).pipe(
+        Effect.andThen(
+          Effect.forEach(found.expiredGrants, (expired) => tellExpired(instance, expired), { discard: true })
+        )
+      )
     ),
     // An outage is told of by `call`; the next sweep finds what this one would have found.
     Effect.catchTag(["NotLeader", "BackendUnavailable"], () => Effect.void),

@@ -2,7 +2,7 @@
  * payment-resource: `PaymentResource` over a `PaymentStore`. It adds what a store has not: log events, counters, gauges.
  * It decides nothing and keeps no state, so any number of instances may run on one store.
  */
-import { Effect, Layer, Metric, Schedule } from "effect"
+import { Effect, Layer, Schedule } from "effect"
 import { reached } from "../../core/FaultPoint.ts"
 import type { BackendUnavailable, FencedOut } from "../../core/lock/LockErrors.ts"
 import { logInfo } from "../../core/Log.ts"
@@ -17,28 +17,6 @@ export const make = Effect.gen(function* () {
   const store = yield* PaymentStore
   yield* Metrics.register(Metrics.payment)
   yield* Effect.forkScoped(Effect.repeat(watch(store), Schedule.spaced(WATCH_MILLIS)))
-
-  /** What every write of a payout is worth telling, and nothing of a repeat. */
-  const moved = ({ payout, replayed }: Written, { actor, token }: { actor: string; token?: bigint | undefined }) =>
-    Effect.gen(function* () {
-      const { accountId, createdAt, failReason, payoutId, state, updatedAt } = payout
-      if (!replayed) {
-        yield* Metrics.increment(Metrics.payment.transition[state])
-        if (state === "POSTED" || state === "FAILED") {
-          yield* Metric.update(Metrics.payment.leadTime, Math.max(0, updatedAt - createdAt) / 1_000)
-        }
-      }
-      yield* logInfo(replayed ? "a repeated write is answered again" : `payout is ${state}`, {
-        event: replayed ? "payout_write_repeated" : "payout_transition",
-        payoutId,
-        accountId,
-        ownerId: actor,
-        ...(token === undefined ? {} : { fencingToken: token.toString() }),
-        outcome: state,
-        ...(failReason === null ? {} : { failReason })
-      })
-      return payout
-    })
 
   const fencedOut = ({ highest, op, presented, resource }: FencedOut, { actor, payoutId }: ProtectedWrite) =>
     Effect.andThen(
@@ -59,20 +37,18 @@ export const make = Effect.gen(function* () {
       )
     )
 
-  const protectedWrite =
-    <Request extends ProtectedWrite, E extends { readonly _tag: string }>(
-      op: string,
-      write: (request: Request) => Effect.Effect<Written, E | FencedOut>
-    ) =>
-    (request: Request) =>
-      Effect.gen(function* () {
-        yield* reached(`payment.${op}.before`)
-        const written = yield* Effect.tapError(write(request), (failure) =>
-          isFencedOut(failure) ? fencedOut(failure, request) : Effect.void
-        )
-        yield* reached(`payment.${op}.after`)
-        return yield* moved(written, request)
-      })
+  const protectedWrite = <Request extends ProtectedWrite, E extends { readonly _tag: string }>(
+    op: string,
+    write: (request: Request) => Effect.Effect<Written, E | FencedOut>
+  ) =>
+    Effect.fnUntraced(function* (request: Request) {
+      yield* reached(`payment.${op}.before`)
+      const written = yield* Effect.tapError(write(request), (failure) =>
+        isFencedOut(failure) ? fencedOut(failure, request) : Effect.void
+      )
+      yield* reached(`payment.${op}.after`)
+      return yield* moved(written, request)
+    })
 
   return PaymentResource.of({
     listPayouts: store.listPayouts,
@@ -95,6 +71,32 @@ export const layer: Layer.Layer<PaymentResource, never, PaymentStore> = Layer.ef
 // -----------------------------------------------------------------------------
 // internal
 // -----------------------------------------------------------------------------
+
+/** What every write of a payout is worth telling, and nothing of a repeat. */
+const moved = Effect.fnUntraced(function* (
+  { payout, replayed }: Written,
+  { actor, token }: { readonly actor: string; readonly token?: bigint | undefined }
+) {
+  const { accountId, createdAt, failReason, payoutId, state, updatedAt } = payout
+  if (!replayed) {
+    yield* Metrics.record((set) => {
+      set(Metrics.payment.transition[state], 1)
+      if (state === "POSTED" || state === "FAILED") {
+        set(Metrics.payment.leadTime, Math.max(0, updatedAt - createdAt) / 1_000)
+      }
+    })
+  }
+  yield* logInfo(replayed ? "a repeated write is answered again" : `payout is ${state}`, {
+    event: replayed ? "payout_write_repeated" : "payout_transition",
+    payoutId,
+    accountId,
+    ownerId: actor,
+    ...(token === undefined ? {} : { fencingToken: token.toString() }),
+    outcome: state,
+    ...(failReason === null ? {} : { failReason })
+  })
+  return payout
+})
 
 const isFencedOut = (failure: { readonly _tag: string }): failure is FencedOut => failure._tag === "FencedOut"
 
