@@ -23,6 +23,7 @@ import { type Call, tapTime } from "./HttpTap.ts"
 import { lab, type ProcessWorld } from "./ProcessWorld.ts"
 import { HarnessError, type LogRecord, waitUntil } from "./Processes.ts"
 import { markRun } from "./RunMarks.ts"
+import { restorer } from "./Restorer.ts"
 import { judgeRun } from "./RunJudge.ts"
 import type { Span } from "./World.ts"
 
@@ -181,11 +182,14 @@ export const run = Effect.fnUntraced(function* (
     Effect.forkScoped(
       actor === "visitors"
         ? Actors.visitors(stage, Effect.asVoid(Deferred.succeed(inside, undefined)))
-        : Actors.actors[actor](stage)
+        : actor === "restorer"
+          ? restorer({ ...stage, order }, Effect.asVoid(Deferred.succeed(inside, undefined)))
+          : Actors.actors[actor](stage)
     )
   )
-  // The one who stays in is in before anybody comes.
+  // The one who stays in is in before anybody comes, and a copy is older than what is done.
   if (drill.actors.includes("visitors")) yield* Effect.timeoutOption(Deferred.await(inside), "20 seconds")
+  if (drill.actors.includes("restorer")) yield* Effect.timeoutOption(Deferred.await(inside), "60 seconds")
   yield* Effect.forEach(first, begin, { concurrency: "unbounded", discard: true })
   const more = spec.reconcilers > 1 ? ["reconciler-2"] : []
   for (const name of more) {
@@ -231,9 +235,11 @@ export const run = Effect.fnUntraced(function* (
   // ---- progress
 
   const late = () => world.logOf("reconciler").some((record) => record["event"] === "late_execution")
+  // It orders more, so what is settled before its end is not all.
+  const restored = () => !drill.actors.includes("restorer") || acting.every((fiber) => fiber.pollUnsafe() !== undefined)
   const settled = yield* waitUntil(
     "every payout is settled",
-    Effect.map(settledOf, (all) => all && (!drill.paysLate || late())),
+    Effect.map(settledOf, (all) => all && restored() && (!drill.paysLate || late())),
     drill.boundMillis
   ).pipe(
     Effect.as(true),

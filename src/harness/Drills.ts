@@ -22,6 +22,8 @@ export type Actor =
   | "prober"
   /** Looks at the backlog while nothing can be done. */
   | "watcher"
+  /** Puts lockdb back to an old copy, and then does what the manual says (`Restorer.ts`). */
+  | "restorer"
 
 export interface Drill {
   /** `uc-04 proxy` */
@@ -441,6 +443,21 @@ export const variants: ReadonlyArray<Drill> = [
       faults: [{ kind: "kill", node: "lock-server", when: time(300), how: "process", downMillis: 2_000 }]
     },
     ["posted"]
+  ),
+  drill(
+    "uc-08",
+    "restored",
+    "what comes back is the lock backend of an old copy: its tokens were spent before, so nothing is done until they are raised",
+    { accounts: 2, payouts: 2 },
+    [
+      "tokens went back",
+      "told FENCED_OUT",
+      "told token regression",
+      "payouts waited",
+      "the floor was raised",
+      "posted"
+    ],
+    { actors: ["restorer"], boundMillis: 90_000 }
   )
 ]
 

@@ -1,13 +1,14 @@
 /** etcd as the lock backend of an experiment: one member or three, its outages, and everything that was ever written to it. */
 import { noop } from "cockatiel"
-import { Effect } from "effect"
+import { Effect, Scope } from "effect"
 import { Etcd3 } from "etcd3"
 import type { LockEvent } from "../core/History.ts"
 import { layout, readEnded, readStored } from "../services/lock-server/EtcdLayout.ts"
 import * as EmbeddedEtcd from "../services/platform/EmbeddedEtcd.ts"
+import * as DataCopy from "./DataCopy.ts"
 import * as EtcdCluster from "./EtcdCluster.ts"
 import { tapTime } from "./HttpTap.ts"
-import { gone, type LockBackend, wrong } from "./LockBackends.ts"
+import { concerning, gone, type LockBackend, wrong } from "./LockBackends.ts"
 import { HarnessError, waitUntil } from "./Processes.ts"
 
 /** Everything is kept: the harness reads the whole history. */
@@ -24,7 +25,11 @@ export const start = (replicated: boolean) =>
             return { endpoints: [one.endpoint], members: [member], leader: Effect.succeed(member) }
           }
         )
-    const log = yield* followEtcd(cluster.endpoints)
+    const [only] = cluster.members
+    const copy = replicated || only === undefined ? undefined : yield* DataCopy.of(only)
+    const scope = yield* Effect.scope
+    /** What was followed until its life was taken back, and what is followed now. */
+    const lives = [yield* follow(cluster.endpoints)]
     const down = new Set<EtcdCluster.EtcdMember>()
     let before: string | undefined
     return {
@@ -64,15 +69,39 @@ export const start = (replicated: boolean) =>
         down.clear()
         return "etcd serves again"
       }).pipe(Effect.mapError(wrong("bring etcd back"))),
-      events: log
+      events: (keys) =>
+        Effect.map(
+          Effect.forEach(lives, ({ events }) => events(keys)),
+          (all) => all.flat()
+        ),
+      ...(copy === undefined
+        ? {}
+        : {
+            backup: {
+              take: Effect.as(copy.take, "etcd's data directory was copied while it was down").pipe(
+                Effect.mapError(wrong("copy etcd's data"))
+              ),
+              putBack: Effect.gen(function* () {
+                const pid = yield* copy.pid
+                // Its client would go on behind the last revision that it has seen, which is yet to come again.
+                yield* lives.at(-1)?.end ?? Effect.void
+                yield* copy.putBack
+                const next = yield* follow(cluster.endpoints, "now").pipe(Effect.provideService(Scope.Scope, scope))
+                lives.push(next)
+                return `etcd ${pid} was killed, ${yield* copy.pid} serves from the copy`
+              }).pipe(Effect.mapError(wrong("put etcd back to its copy")))
+            }
+          })
     } satisfies LockBackend
   })
 
+export const followEtcd = (endpoints: ReadonlyArray<string>) => Effect.map(follow(endpoints), ({ events }) => events)
+
 /**
- * Every write to etcd from the first on, in the order of revisions. etcd keeps no time, so an event has that of its arrival
+ * Every write to etcd from the first on, or from now on, in the order of revisions. etcd keeps no time, so an event has that of its arrival
  * here. What deleted a lock is told by another key, in the same transaction or, for what ended by itself, later.
  */
-export const followEtcd = Effect.fnUntraced(function* (endpoints: ReadonlyArray<string>) {
+const follow = Effect.fnUntraced(function* (endpoints: ReadonlyArray<string>, from: "first" | "now" = "first") {
   const at = layout("/dlock/")
   const connect = Effect.acquireRelease(
     Effect.sync(() => new Etcd3({ hosts: [...endpoints], faultHandling: { global: noop, host: () => noop } })),
@@ -94,9 +123,17 @@ export const followEtcd = Effect.fnUntraced(function* (endpoints: ReadonlyArray<
       ...fields
     } as LockEvent)
   const after = (name: string, prefix: string) => (name.startsWith(prefix) ? name.slice(prefix.length) : undefined)
+  const revisionNow = Effect.map(
+    Effect.tryPromise({
+      try: () => client.getAll().prefix("/dlock/").limit(1).exec(),
+      catch: wrong("read etcd's revision")
+    }),
+    ({ header }) => BigInt(header.revision)
+  )
+  const start = from === "first" ? 1n : (yield* revisionNow) + 1n
   const watcher = yield* Effect.acquireRelease(
     Effect.tryPromise({
-      try: () => client.watch().prefix("/dlock/").startRevision("1").create(),
+      try: () => client.watch().prefix("/dlock/").startRevision(String(start)).create(),
       catch: wrong("watch etcd")
     }),
     (one) => Effect.ignore(Effect.tryPromise(() => one.cancel()))
@@ -130,24 +167,29 @@ export const followEtcd = Effect.fnUntraced(function* (endpoints: ReadonlyArray<
       if (over !== undefined && type === "Delete") add("session_ended", { sessionId: over } as Partial<LockEvent>)
     }
   })
-  return (keys: ReadonlySet<string>) =>
-    Effect.gen(function* () {
-      const head = yield* Effect.tryPromise({
-        try: () => client.getAll().prefix("/dlock/").limit(1).exec(),
-        catch: wrong("read etcd's revision")
+  const caughtUp = Effect.gen(function* () {
+    // The newest revision may be of a key outside, or of none: what there is below it has then long arrived.
+    const revision = yield* revisionNow
+    yield* waitUntil(
+      "the watch has caught up",
+      Effect.sync(() => seen >= revision),
+      "5 seconds"
+    ).pipe(Effect.catchTag("HarnessError", () => Effect.void))
+  })
+  let ended = false
+  return {
+    events: (keys: ReadonlySet<string>): Effect.Effect<ReadonlyArray<LockEvent>, HarnessError> =>
+      Effect.map(
+        Effect.suspend(() => (ended ? Effect.void : caughtUp)),
+        () => concerning(events, keys)
+      ),
+    /** Nothing more is followed; what was seen stays. */
+    end: Effect.andThen(
+      caughtUp,
+      Effect.promise(() => {
+        ended = true
+        return watcher.cancel().catch(() => undefined)
       })
-      // The newest revision may be of a key outside, or of none: what there is below it has then long arrived.
-      const revision = BigInt(head.header.revision)
-      yield* waitUntil(
-        "the watch has caught up",
-        Effect.sync(() => seen >= revision),
-        "5 seconds"
-      ).pipe(Effect.catchTag("HarnessError", () => Effect.void))
-      const held = new Set(
-        events.flatMap(({ key, sessionId }) => (key !== null && keys.has(key) && sessionId !== null ? [sessionId] : []))
-      )
-      return events.filter(({ key, sessionId }) =>
-        key === null ? sessionId !== null && held.has(sessionId) : keys.has(key)
-      )
-    })
+    )
+  }
 })

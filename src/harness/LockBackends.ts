@@ -7,6 +7,7 @@ import type { LockEvent } from "../core/History.ts"
 import * as EmbeddedPostgres from "../services/platform/EmbeddedPostgres.ts"
 import * as Migrations from "../services/platform/Migrations.ts"
 import * as Pg from "../services/platform/Pg.ts"
+import * as DataCopy from "./DataCopy.ts"
 import * as PgPair from "./PgPair.ts"
 import { HarnessError, waitUntil } from "./Processes.ts"
 
@@ -26,8 +27,31 @@ export interface LockBackend {
   readonly kill: Effect.Effect<string, HarnessError>
   /** Whatever it takes until it serves again, and proof that it does. */
   readonly recover: Effect.Effect<string, HarnessError>
-  /** The audit of these keys and of the sessions that held them, in commit order. */
+  /**
+   * The audit of these keys and of the sessions that held them, in commit order. Of a backend that was put back to a copy:
+   * that of its first life to its end, then what came after in the second.
+   */
   readonly events: (keys: ReadonlySet<string>) => Effect.Effect<ReadonlyArray<LockEvent>, HarnessError>
+  /** Absent: its data are not in our hands. */
+  readonly backup?: Backup
+}
+
+/** What makes tokens go back: the backend's data are replaced by a copy of earlier ones. */
+export interface Backup {
+  /** Copies the data while the server is down; it serves again afterwards. */
+  readonly take: Effect.Effect<string, HarnessError>
+  /** Kills the server, puts the copy in the place of its data, starts it. While no lock service runs: its audit is read before. */
+  readonly putBack: Effect.Effect<string, HarnessError>
+}
+
+/** What an audit says of these keys, and of the sessions that ever held one of them. */
+export const concerning = (events: ReadonlyArray<LockEvent>, keys: ReadonlySet<string>): ReadonlyArray<LockEvent> => {
+  const held = new Set(
+    events.flatMap(({ key, sessionId }) => (key !== null && keys.has(key) && sessionId !== null ? [sessionId] : []))
+  )
+  return events.filter(({ key, sessionId }) =>
+    key === null ? sessionId !== null && held.has(sessionId) : keys.has(key)
+  )
 }
 
 export const wrong = (step: string) => (cause: unknown) =>
@@ -69,6 +93,10 @@ export const gone = (what: string, pid: Effect.Effect<number | undefined>) =>
 const pgSingle = Effect.gen(function* () {
   const server = yield* EmbeddedPostgres.start({ storage: { kind: "temporary" } })
   yield* lockdbOf(server)
+  const copy = yield* DataCopy.of(server)
+  /** Of lives that were taken back, and how far the copy reached that the present one began with. */
+  let before: ReadonlyArray<LockEvent> = []
+  let begins = 0
   return {
     kind: "pg",
     replicated: false,
@@ -84,7 +112,23 @@ const pgSingle = Effect.gen(function* () {
       server.restart,
       Effect.map(server.pid, (pid) => `PostgreSQL ${pid} serves again`)
     ).pipe(Effect.mapError(wrong("restart PostgreSQL"))),
-    events: (keys) => pgEvents(server.url("lockdb"), keys)
+    events: (keys) =>
+      Effect.map(
+        Effect.suspend(() => pgEvents(server.url("lockdb"), keys, begins)),
+        (now) => [...concerning(before, keys), ...now]
+      ),
+    backup: {
+      take: Effect.as(copy.take, "PostgreSQL's data directory was copied while it was down").pipe(
+        Effect.mapError(wrong("copy PostgreSQL's data"))
+      ),
+      putBack: Effect.gen(function* () {
+        before = [...before, ...(yield* pgEvents(server.url("lockdb"), undefined, begins))]
+        const pid = yield* server.pid
+        yield* copy.putBack
+        begins = yield* lastEvent(server.url("lockdb"))
+        return `PostgreSQL ${pid} was killed, ${yield* server.pid} serves from the copy`
+      }).pipe(Effect.mapError(wrong("put PostgreSQL back to its copy")))
+    }
   } satisfies LockBackend
 })
 
@@ -117,17 +161,23 @@ const pgPair = Effect.gen(function* () {
   } satisfies LockBackend
 })
 
-/** The audit of these keys, and of the sessions that ever held one of them. */
+const lastEvent = Effect.fnUntraced(function* (lockdb: Redacted.Redacted) {
+  const lock = yield* Pg.make({ url: lockdb, applicationName: "dlock-harness", maxConnections: 1 })
+  const [row] = yield* lock<{ last: number }>`SELECT coalesce(max(event_id), 0)::int4 AS last FROM lock.lock_event`
+  return row?.last ?? 0
+}, Effect.scoped)
+
+/** The audit of these keys (absent: of all), and of the sessions that ever held one of them, behind this event. */
 export const pgEvents = Effect.fnUntraced(
-  function* (lockdb: Redacted.Redacted, wanted: ReadonlySet<string>) {
-    const keys = [...wanted]
+  function* (lockdb: Redacted.Redacted, wanted: ReadonlySet<string> | undefined, behind = 0) {
+    const keys = [...(wanted ?? [])]
     const lock = yield* Pg.make({ url: lockdb, applicationName: "dlock-harness", maxConnections: 1 })
     const rows = yield* lock<Record<string, unknown>>`
       SELECT CASE WHEN kind LIKE 'session\_%' THEN 'session_ended' ELSE kind END AS kind,
              lock.ms(at) AS at, lock_key AS "key", fencing_token AS token, session_id AS "sessionId", actor AS "ownerId"
         FROM lock.lock_event e
-       WHERE lock_key = ANY(${keys}::text[])
-          OR (lock_key IS NULL AND session_id IN (SELECT session_id FROM lock.lock_event WHERE lock_key = ANY(${keys}::text[])))
+       WHERE event_id > ${behind}::int4 AND (${wanted === undefined}::bool OR lock_key = ANY(${keys}::text[])
+          OR (lock_key IS NULL AND session_id IN (SELECT session_id FROM lock.lock_event WHERE lock_key = ANY(${keys}::text[]))))
        ORDER BY event_id`
     // Decoded with the rest of the history.
     return rows.map((row) => ({ ...row, at: Number(row["at"]), expiresAt: null }) as unknown as LockEvent)

@@ -76,6 +76,15 @@ export interface ProcessWorld extends World {
   readonly running: () => ReadonlyMap<string, string>
   /** The states of the payouts of these accounts. */
   readonly states: (accounts: ReadonlySet<string>) => Effect.Effect<ReadonlyArray<PayoutNow>, HarnessError>
+  /** lockdb's data, copied as they are now, and put back to the copy while no lock service runs. */
+  readonly backup: {
+    readonly take: Effect.Effect<string, HarnessError>
+    readonly putBack: Effect.Effect<string, HarnessError>
+    /** Somebody has seen to it that tokens are above those that were spent. */
+    readonly mended: Effect.Effect<void>
+  }
+  /** An operator's command as a process, with the settings of who may migrate both databases; answers its exit code. */
+  readonly operate: (command: ReadonlyArray<string>) => Effect.Effect<number | null, HarnessError>
   /** paydb as the superuser. */
   readonly paydb: Redacted.Redacted
   /** One request that must be answered below 300; repeated while the service is away. */
@@ -330,6 +339,35 @@ export const make = Effect.fnUntraced(function* (
           })
         )
 
+  const { backup = noBackup } = backend
+  let copiedAt = HttpTap.tapTime()
+  const take = Effect.tap(backup.take, () => Effect.sync(() => (copiedAt = HttpTap.tapTime())))
+  const putBack = Effect.gen(function* () {
+    down("lockdb", "killed and put back to its copy")
+    const proof = yield* backup.putBack
+    up("lockdb")
+    const now = HttpTap.tapTime()
+    const text = "put back to its copy"
+    spans.push({ lane: "lockdb", kind: "forgotten", from: copiedAt, to: now, text })
+    spans.push({ lane: "lockdb", kind: "rewound", from: now, to: Infinity, text })
+    return proof
+  })
+  const mended = Effect.sync(() => {
+    const last = spans.findLast(({ kind }) => kind === "rewound")
+    if (last !== undefined) last.to = Math.min(last.to, HttpTap.tapTime())
+  })
+
+  const operate = Effect.fnUntraced(function* (command: ReadonlyArray<string>) {
+    const name = command.join(" ")
+    const running = yield* processes.start(name, command, {
+      ...backend.settings(yield* backend.ports),
+      PAYMENT_PG_URL: Redacted.value(payServer.url(database))
+    })
+    // Ten seconds each, on a machine that may be busy.
+    yield* Effect.retry(running.awaitEnded, { times: 5 })
+    return yield* running.stop
+  }, Effect.scoped)
+
   const swallowed = (tcp: ReadonlyArray<TcpFaults.TcpFaults>) =>
     Effect.map(
       Effect.forEach(tcp, ({ counts }) => counts),
@@ -404,6 +442,8 @@ export const make = Effect.fnUntraced(function* (
 
   return {
     backend,
+    backup: { take, putBack, mended },
+    operate,
     paydb: payServer.url(database),
     calls,
     spans,
@@ -489,6 +529,11 @@ export const make = Effect.fnUntraced(function* (
       }).pipe(Effect.provideService(HttpClient.HttpClient, client))
   }
 })
+
+const noBackup = {
+  take: Effect.fail(new HarnessError({ step: "copy lockdb", message: "its data are not in our hands" })),
+  putBack: Effect.fail(new HarnessError({ step: "put lockdb back", message: "its data are not in our hands" }))
+}
 
 /** Shifts what the program takes for the time of day; its monotonic clock stays right, as with a clock that is set wrong. */
 const skewed = (millis: number): string => {

@@ -3,6 +3,7 @@
  * service was asked and answered, and belief within truth on what the workers thought.
  */
 import type { FencingSwitches } from "../core/Fencing.ts"
+import { emptyHistory } from "../core/History.ts"
 import { everyPayoutTerminal, judge } from "../core/Invariants.ts"
 import { checkLinearizable } from "../core/Linearizability.ts"
 import type { LockCall, LockOp } from "../core/LockHistory.ts"
@@ -23,9 +24,13 @@ export interface Judgeable extends Observed {
 export const judgeRun = (run: Judgeable): ReadonlyArray<Verdict> => {
   const { history } = run
   const ops = lockOps(run.calls)
-  const linearizable = checkLinearizable(ops)
+  const lives = livesOf(run)
+  const linearizable = lives.map((isOf) => checkLinearizable(ops.filter(({ called }) => isOf(called))))
   return [
-    ...judge(history)
+    ...[
+      ...judge({ ...history, lock: [] }),
+      ...lives.flatMap((isOf) => judge({ ...emptyHistory, lock: history.lock.filter(({ at }) => isOf(at)) }))
+    ]
       .map(({ detail, invariant, subject }): Verdict => ({ check: invariant, subject, detail }))
       .filter((verdict) => !(run.paysLate && foundLate(run, verdict))),
     ...(run.settled
@@ -35,9 +40,14 @@ export const judgeRun = (run: Judgeable): ReadonlyArray<Verdict> => {
           subject,
           detail: `${detail} ${run.bound / 1_000} s after the last fault`
         }))),
-    ...checkTokenOrder(ops).map(({ detail, key }): Verdict => ({ check: "TOKEN-ORDER", subject: key, detail })),
-    ...linearizable.violations.map(({ detail, key }): Verdict => ({ check: "LINEARIZABLE", subject: key, detail })),
-    ...(linearizable.verdict === "unknown"
+    ...lives
+      .flatMap((isOf) => checkTokenOrder(ops.filter(({ called }) => isOf(called))))
+      .map(({ detail, key }): Verdict => ({ check: "TOKEN-ORDER", subject: key, detail })),
+    ...grantedTwice(run, ops),
+    ...linearizable
+      .flatMap(({ violations }) => violations)
+      .map(({ detail, key }): Verdict => ({ check: "LINEARIZABLE", subject: key, detail })),
+    ...(linearizable.some(({ verdict }) => verdict === "unknown")
       ? [{ check: "LINEARIZABLE", subject: "lock", detail: "the search was given up: nothing is known" }]
       : []),
     ...beliefs(run),
@@ -63,6 +73,47 @@ const foundLate = ({ history, logs }: Judgeable, { check, detail, subject }: Ver
 // -----------------------------------------------------------------------------
 // the lock history
 // -----------------------------------------------------------------------------
+
+/**
+ * A backend that was put back to a copy has two lives, and each is a history of its own that must be right in itself:
+ *
+ *     copy ───────── a ───────── put back          the first:  all up to "put back"
+ *       └─────────── b ──────────────────────>     the second: all up to "copy", and b
+ *
+ * That a token of b is not above one of a, and that a key is granted in b whose lease of a still runs, is what was done to
+ * the backend: nothing else is excused, and what the fences make of it is judged over the whole run. No lock service runs
+ * while the backend is put back, so no call belongs to both.
+ */
+const livesOf = ({ spans }: Judgeable): ReadonlyArray<(at: number) => boolean> => {
+  const taken = spans.find(({ kind }) => kind === "forgotten")
+  if (taken === undefined) return [() => true]
+  const { from, to } = taken
+  return [(at) => at < to, (at) => at < from || at >= to]
+}
+
+/** Once somebody has seen to it, every token is above those of the first life, too. */
+const grantedTwice = ({ spans }: Judgeable, ops: ReadonlyArray<LockOp>): ReadonlyArray<Verdict> => {
+  const rewound = spans.find(({ kind }) => kind === "rewound")
+  if (rewound === undefined) return []
+  const highest = new Map<string, bigint>()
+  const grants = ops.filter(({ call, granted }) => call === "acquire" && granted !== null)
+  for (const { called, granted, key } of grants) {
+    const before = highest.get(key ?? "") ?? 0n
+    if (called < rewound.from && granted !== null && granted > before) highest.set(key ?? "", granted)
+  }
+  return grants.flatMap(({ called, granted, key }): ReadonlyArray<Verdict> => {
+    const before = highest.get(key ?? "")
+    return called < rewound.to || granted === null || before === undefined || granted > before
+      ? []
+      : [
+          {
+            check: "TOKEN-ORDER",
+            subject: key ?? "",
+            detail: `token ${granted} was granted after ${before}, although the floor had been raised`
+          }
+        ]
+  })
+}
 
 const callOf: Readonly<Record<string, LockCall>> = {
   "lock.openSession": "open",

@@ -34,7 +34,7 @@ const SavedCall = Schema.Struct({
 
 const SavedSpan = Schema.Struct({
   lane: Schema.String,
-  kind: Schema.Literals(["pause", "down", "cut", "delay", "skew"]),
+  kind: Schema.Literals(["pause", "down", "cut", "delay", "skew", "forgotten", "rewound"]),
   from: Schema.Finite,
   to: Time,
   text: Schema.String,

@@ -98,11 +98,15 @@ export const run = Effect.fnUntraced(
     const on = options.paymentFencing && options.railFencing
     const wanted = on ? found : found.filter(({ control }) => control)
     // compose.yaml and the manifests have one backend each, with nobody to take over at our command.
-    const drills = options.target === "processes" ? wanted : wanted.filter(({ replicated }) => !replicated)
+    // Nor are their data in our hands.
+    const drills =
+      options.target === "processes"
+        ? wanted
+        : wanted.filter(({ actors, replicated }) => !replicated && !actors.includes("restorer"))
     if (drills.length === 0) {
       yield* Console.error(
         on
-          ? `${options.scenario} needs a backend with somebody to take over: --target processes`
+          ? `${options.scenario} needs a backend that is all ours: --target processes`
           : `${options.scenario} says nothing with a fence off: only uc-03 does`
       )
       return yield* new Exited({ code: exitCodes.usage })

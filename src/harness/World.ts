@@ -14,7 +14,11 @@ import type { HarnessError, LogRecord } from "./Processes.ts"
 /** Something that was done to a participant, for as long as it lasted. */
 export interface Span {
   readonly lane: string
-  readonly kind: "pause" | "down" | "cut" | "delay" | "skew"
+  /**
+   * `forgotten`: what was written to lockdb meanwhile was gone afterwards, it was put back to its copy. `rewound`: from then
+   * on until somebody saw to it, its tokens were not above those that had been spent.
+   */
+  readonly kind: "pause" | "down" | "cut" | "delay" | "skew" | "forgotten" | "rewound"
   /** Milliseconds since 1970. */
   readonly from: number
   /** Infinity while it lasts. */

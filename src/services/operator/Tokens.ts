@@ -1,7 +1,8 @@
 /**
  * Tokens must never go back. paydb knows the greatest token that any fence has accepted (the floor); the lock backend must
  * mint above it. After a restore or a change of the backend it does not, and then every claim is refused: nothing wrong is
- * written and nothing is paid. `--raise` takes the backend's tokens above the floor.
+ * written and nothing is paid. `--raise` takes the backend's tokens above the floor, and above what was granted and never
+ * presented to a fence.
  *
  * This goes to the databases themselves, with the rights of whoever may migrate them: lock-server has no such operation,
  * and it is meant to be stopped meanwhile. Raising is harmless while it runs: tokens only become greater.
@@ -27,6 +28,13 @@ export interface TokenReport {
   readonly raised: boolean
   readonly safe: boolean
 }
+
+/**
+ * How far above the floor. Tokens that no fence has seen are unknown to paydb: a holder that was stopped before its claim,
+ * or locks of something else than payouts. Were they granted a second time, two holders of one key would have one token, and
+ * no fence could tell them apart. No backend grants as many without a single claim; tokens last for 9 * 10^9 such raises.
+ */
+const HEADROOM = 1_000_000_000n
 
 const connect = (url: Redacted.Redacted) => Pg.make({ url, applicationName: "dlock-operator", maxConnections: 1 })
 
@@ -146,8 +154,10 @@ export const floor = Effect.fnUntraced(function* (
     lock.backend === "pg" ? lockdb(raiseTo) : etcd(raiseTo, settings.client.callTimeoutMillis)
   const before = yield* read(undefined)
   const safe = (at: { readonly minted: bigint; readonly foreign: boolean }) => !at.foreign && at.minted >= known
-  const wanted = raise && !safe(before)
-  const after = wanted ? yield* read(known) : before
+  const target = known + HEADROOM
+  // Also when it looks safe: a copy that is young stands above the floor, and below what was granted since.
+  const wanted = raise && (before.foreign || before.minted < target)
+  const after = wanted ? yield* read(target) : before
   return {
     backend: lock.backend,
     floor: known,

@@ -48,6 +48,8 @@ export interface EmbeddedEtcd {
   /** `http://127.0.0.1:<client port>`; stays the same over `kill` and `restart`. */
   readonly endpoint: string
   readonly ports: EtcdPorts
+  /** The data directory: to be copied, or replaced by a copy, only while the server is down. */
+  readonly data: string
   /** Process id of the running server, undefined while it is down. */
   readonly pid: Effect.Effect<number | undefined>
   /** Orderly shutdown; the data stays until the scope closes. */
@@ -86,9 +88,10 @@ export const start = Effect.fnUntraced(function* (
     }
   }
   const endpoint = `http://127.0.0.1:${ports.client}`
+  const data = path.join(home, "data")
   const arguments_ = [
     binary,
-    path.join(home, "data"),
+    data,
     options.storage.kind === "temporary" ? home : "",
     ...Object.entries({
       ...defaults(ports, endpoint),
@@ -149,6 +152,7 @@ export const start = Effect.fnUntraced(function* (
   return {
     endpoint,
     ports,
+    data,
     pid: Effect.sync(() => running()?.pid()),
     stop: turn.withPermit(end("stop")),
     kill: turn.withPermit(end("kill")),

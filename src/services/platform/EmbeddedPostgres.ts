@@ -36,6 +36,8 @@ export interface EmbeddedPostgresOptions {
 export interface EmbeddedServer {
   /** Stays the same over `kill` and `restart`. */
   readonly port: number
+  /** The data directory: to be copied, or replaced by a copy, only while the server is down. */
+  readonly data: string
   /** The superuser's URL of a database; `user` names another role (which then needs no password: trust only). */
   readonly url: (database: string, user?: string) => Redacted.Redacted
   /** Process id of the running postmaster, undefined while the server is down. */
@@ -120,6 +122,7 @@ export const start = Effect.fnUntraced(function* (
 
   return {
     port,
+    data: command.data,
     url: (database, user) => {
       const credentials = user ?? (password === undefined ? "postgres" : `postgres:${encodeURIComponent(password)}`)
       return Redacted.make(`postgres://${credentials}@127.0.0.1:${port}/${database}`)

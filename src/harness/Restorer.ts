@@ -1,0 +1,128 @@
+/**
+ * Takes lockdb back to an old copy while payouts are made, and then does what docs/operations.md tells an operator:
+ *
+ *     copy ── tokens 1..300 are spent ── payouts under 301, 302 ── killed, put back ── 1, 2, .. are granted again: FENCED_OUT
+ *         ── every lock-server stopped ── tokens floor: exit code 5 ── tokens floor --raise ── payouts under 10^9 + ..
+ *
+ * Every grant of a worker that is refused spends a token, so tokens that are only a little too low mend themselves while
+ * nobody looks; hence the 300.
+ */
+import { Effect, type Scope } from "effect"
+import type { HttpClient } from "effect/http"
+import { LockKey, OwnerId } from "../core/lock/Lock.ts"
+import * as HttpLockApi from "../services/api/HttpLockApi.ts"
+import { exitCodes } from "../services/platform/ExitCodes.ts"
+import type { Stage } from "./Actors.ts"
+import { tapTime } from "./HttpTap.ts"
+import { HarnessError, waitUntil } from "./Processes.ts"
+
+export interface RestorerStage extends Stage {
+  /** One more payout of the nth account. */
+  readonly order: (n: number) => Effect.Effect<void, HarnessError>
+}
+
+const SPENT = 300
+/** For what has to happen on a machine that may be busy; what never happens is a promise that is not kept. */
+const patience = "45 seconds"
+
+export const restorer = (
+  stage: RestorerStage,
+  ready: Effect.Effect<void>
+): Effect.Effect<void, HarnessError, Scope.Scope | HttpClient.HttpClient> =>
+  Effect.gen(function* () {
+    const { keys, marks, order, say, world } = stage
+    const accounts = new Set(keys.map((key) => key.slice(key.indexOf(":") + 1)))
+    const posted = Effect.map(world.states(accounts), (all) => all.filter(({ state }) => state === "POSTED").length)
+
+    yield* say(yield* world.backup.take)
+    yield* spend(stage)
+    yield* ready
+    yield* waitUntil(
+      "the first payouts are posted",
+      Effect.map(posted, (count) => count >= accounts.size),
+      "120 seconds"
+    )
+    yield* world.stop("lock-server")
+    const proof = yield* world.backup.putBack
+    const since = tapTime()
+    const highest = world.calls.reduce(
+      (most, { label, status, token }) =>
+        /^pay\.(claim|post)$/.test(label) && status === 200 && token !== null && token > most ? token : most,
+      0n
+    )
+    yield* say(proof)
+    yield* world.start("lock-server")
+    yield* Effect.forEach(accounts, (_, n) => order(n + 1), { discard: true })
+
+    const granted = () =>
+      world.calls.find(
+        ({ called, granted: token, key, label }) =>
+          label === "lock.acquire" && called >= since && token !== null && key !== null && keys.includes(key)
+      )
+    yield* whether(
+      "a worker is granted a lock again",
+      Effect.sync(() => granted() !== undefined)
+    )
+    const token = granted()?.granted ?? null
+    if (token !== null && token <= highest) {
+      marks.hit("tokens went back")
+      yield* say(`tokens went back: ${token} was granted, and ${highest} was spent`)
+    }
+    if (yield* whether("a worker says that tokens went back", saidSo(stage))) marks.hit("told token regression")
+    if ((yield* posted) === accounts.size) marks.hit("payouts waited")
+
+    yield* world.stop("lock-server")
+    const before = yield* world.operate(["tokens", "floor", "--json"])
+    const raise = yield* world.operate(["tokens", "floor", "--raise", "--yes", "--json"])
+    yield* say(`tokens floor ended with exit code ${before}, tokens floor --raise with ${raise}`)
+    if (before === exitCodes.findings && raise === 0) {
+      yield* world.backup.mended
+      marks.hit("the floor was raised")
+    }
+    yield* world.start("lock-server")
+  })
+
+/** What never comes is no failure of the experiment: the mark that depends on it is missing then. */
+const whether = <E>(description: string, condition: Effect.Effect<boolean, E>) =>
+  waitUntil(description, condition, patience).pipe(
+    Effect.as(true),
+    Effect.orElseSucceed(() => false)
+  )
+
+const counted = /^lock_token_regression_total(?:\{[^}]*\})? ([1-9][0-9]*)/m
+
+/** In its log, and in the metric that somebody is paged for. */
+const saidSo = ({ world }: Stage) =>
+  Effect.gen(function* () {
+    const name = [...world.running().keys()].find(
+      (one) => /^w\d+$/.test(one) && world.logOf(one).some((record) => record["event"] === "token_regression")
+    )
+    if (name === undefined) return false
+    const { managementUrl } = yield* world.at(name)
+    return counted.test(yield* world.ask("GET", `${managementUrl}/actuator/prometheus`))
+  })
+
+/** Tokens that are granted after the copy. Straight to the service: what is spent here is no part of the run. */
+const spend = Effect.fnUntraced(function* ({ keys, world }: Stage) {
+  const { url } = yield* world.at("lock-server")
+  const locks = yield* HttpLockApi.make({ url, callTimeoutMillis: 1_500 })
+  const ownerId = OwnerId.make("restorer")
+  const key = LockKey.make(`spent:${keys[0]}`)
+  let first: bigint | undefined
+  let last = 0n
+  yield* Effect.gen(function* () {
+    // The server has just been away: who comes first may be refused.
+    const { sessionId } = yield* locks.openSession({ ownerId, ttlMillis: 60_000 })
+    while (first === undefined || last < first + BigInt(SPENT)) {
+      const { token } = yield* locks.acquire({ key, ownerId, sessionId, waitMillis: 5_000 })
+      first ??= token
+      last = token
+      yield* locks.release({ key, ownerId, token })
+    }
+    yield* locks.closeSession(sessionId, ownerId)
+  }).pipe(
+    Effect.tapError(() => Effect.sleep("300 millis")),
+    Effect.retry({ times: 20 }),
+    Effect.mapError(({ _tag, message }) => new HarnessError({ step: "spend tokens", message: `${_tag} ${message}` }))
+  )
+})
