@@ -1,11 +1,11 @@
 /**
  * Takes lockdb back to an old copy while payouts are made, and then does what docs/operations.md tells an operator:
  *
- *     copy ── tokens 1..300 are spent ── payouts under 301, 302 ── killed, put back ── 1, 2, .. are granted again: FENCED_OUT
+ *     copy ── tokens 1..100 are spent ── payouts under 101, 102 ── killed, put back ── 1, 2, .. are granted again: FENCED_OUT
  *         ── every lock-server stopped ── tokens floor: exit code 5 ── tokens floor --raise ── payouts under 10^9 + ..
  *
  * Every grant of a worker that is refused spends a token, so tokens that are only a little too low mend themselves while
- * nobody looks; hence the 300.
+ * nobody looks; hence the 100.
  */
 import { Effect, type Scope } from "effect"
 import type { HttpClient } from "effect/http"
@@ -21,7 +21,7 @@ export interface RestorerStage extends Stage {
   readonly order: (n: number) => Effect.Effect<void, HarnessError>
 }
 
-const SPENT = 300
+const SPENT = 100
 /** For what has to happen on a machine that may be busy; what never happens is a promise that is not kept. */
 const patience = "45 seconds"
 

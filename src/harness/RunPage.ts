@@ -120,6 +120,10 @@ export const runPage = (run: Shown): TimelineRun => {
       }
     }
     if (kind === "down") marks.push({ at: at(from), lane, kind: "stop", token: null, text: `is gone: ${text}` })
+    if (kind === "rewound") {
+      marks.push({ at: at(from), lane, kind: "stop", token: null, text: `is ${text}: its tokens go back` })
+      marks.push({ at: at(to), lane, kind: "stop", token: null, text: "has tokens above the floor again" })
+    }
   }
   const lanes = [
     ...new Set([

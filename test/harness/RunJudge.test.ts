@@ -227,3 +227,79 @@ describe("a recorded run of the paused worker", () => {
     )
   }
 })
+
+/** The same grants once more, a minute later, by a backend that has forgotten them. */
+const again = (run: Judgeable): Judgeable => {
+  const { history } = run
+  const later = 60_000
+  const first = Math.min(...run.calls.map(({ called }) => called))
+  const put = Math.max(...run.calls.map(({ called }) => called)) + 1_000
+  const named = (id: string | null) => (id === null ? null : `${id}-again`)
+  return {
+    ...run,
+    history: {
+      ...history,
+      lock: [
+        ...history.lock,
+        ...history.lock.map((event) => ({ ...event, at: event.at + later, sessionId: named(event.sessionId) }))
+      ]
+    },
+    calls: [
+      ...run.calls,
+      ...run.calls
+        .filter(({ label }) => label.startsWith("lock."))
+        .map((call) => ({
+          ...call,
+          called: call.called + later,
+          returned: call.returned + later,
+          expiresAt: call.expiresAt === null ? null : call.expiresAt + later,
+          sessionId: named(call.sessionId),
+          requestId: named(call.requestId)
+        }))
+    ],
+    spans: [
+      ...run.spans,
+      { lane: "lockdb", kind: "forgotten", from: first - 1_000, to: put, text: "put back to its copy" },
+      { lane: "lockdb", kind: "rewound", from: put, to: Infinity, text: "put back to its copy" }
+    ]
+  }
+}
+
+const checksOf = (run: Judgeable) => new Set(judgeRun(run).map(({ check }) => check))
+
+describe("a run whose lock backend was put back to a copy", () => {
+  it.effect("has two lives, each of which is right in itself", () =>
+    Effect.map(load("on"), (run) => {
+      assert.deepStrictEqual(judgeRun(again(run)), [])
+      const untold = { ...again(run), spans: run.spans }
+      assert.includeMembers([...checksOf(untold)], ["INV-04", "TOKEN-ORDER", "LINEARIZABLE"])
+    })
+  )
+
+  it.effect("is found to break INV-04 by a token that goes back within the second life", () =>
+    Effect.map(load("on"), (run) => {
+      const { history, ...rest } = again(run)
+      const low = { ...first(history.lock), at: first(history.lock).at + 100_000, token: token(1n) }
+      assert.include([...checksOf({ ...rest, history: { ...history, lock: [...history.lock, low] } })], "INV-04")
+    })
+  )
+
+  it.effect("is found to break TOKEN-ORDER by a token of the first life that is granted when the floor is raised", () =>
+    Effect.map(load("on"), (run) => {
+      const { spans, ...rest } = again(run)
+      const mended = spans.map((span) => (span.kind === "rewound" ? { ...span, to: span.from } : span))
+      assert.deepStrictEqual([...checksOf({ ...rest, spans: mended })], ["TOKEN-ORDER"])
+    })
+  )
+
+  it.effect("is found to break INV-05 by a fence that lets such a token pass", () =>
+    Effect.map(load("on"), (run) => {
+      const { history, ...rest } = again(run)
+      const last = history.transitions.at(-1)
+      assert.isDefined(last)
+      const stale = { ...last, token: token(1n) }
+      const transitions = [...history.transitions, stale]
+      assert.include([...checksOf({ ...rest, history: { ...history, transitions } })], "INV-05")
+    })
+  )
+})
