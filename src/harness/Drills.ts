@@ -457,7 +457,7 @@ export const variants: ReadonlyArray<Drill> = [
       "the floor was raised",
       "posted"
     ],
-    { actors: ["restorer"], boundMillis: 90_000 }
+    { actors: ["restorer"] }
   )
 ]
 

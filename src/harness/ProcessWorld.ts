@@ -18,6 +18,7 @@ import { collect } from "./Evidence.ts"
 import * as HttpTap from "./HttpTap.ts"
 import type { LockBackend } from "./LockBackends.ts"
 import { HarnessError, isEvent, type LogRecord, type Processes, type ServiceProcess, waitUntil } from "./Processes.ts"
+import { skewed } from "./SkewedClock.ts"
 import * as TcpFaults from "./TcpFaults.ts"
 import type { Cut, Proof, Span, StartOptions, World } from "./World.ts"
 
@@ -66,6 +67,9 @@ export interface ProcessWorldOptions {
 
 export interface ProcessWorld extends World {
   readonly backend: LockBackend
+  readonly processes: Processes
+  /** What was done to a participant by somebody else than this world. */
+  readonly note: (span: Span) => void
   /** Where something that runs in this process reaches a service, through a link of its own. */
   readonly url: (from: string, to: string) => Effect.Effect<string, HarnessError>
   /** Straight, without a link: for what is no part of the experiment. */
@@ -76,15 +80,6 @@ export interface ProcessWorld extends World {
   readonly running: () => ReadonlyMap<string, string>
   /** The states of the payouts of these accounts. */
   readonly states: (accounts: ReadonlySet<string>) => Effect.Effect<ReadonlyArray<PayoutNow>, HarnessError>
-  /** lockdb's data, copied as they are now, and put back to the copy while no lock service runs. */
-  readonly backup: {
-    readonly take: Effect.Effect<string, HarnessError>
-    readonly putBack: Effect.Effect<string, HarnessError>
-    /** Somebody has seen to it that tokens are above those that were spent. */
-    readonly mended: Effect.Effect<void>
-  }
-  /** An operator's command as a process, with the settings of who may migrate both databases; answers its exit code. */
-  readonly operate: (command: ReadonlyArray<string>) => Effect.Effect<number | null, HarnessError>
   /** paydb as the superuser. */
   readonly paydb: Redacted.Redacted
   /** One request that must be answered below 300; repeated while the service is away. */
@@ -339,35 +334,6 @@ export const make = Effect.fnUntraced(function* (
           })
         )
 
-  const { backup = noBackup } = backend
-  let copiedAt = HttpTap.tapTime()
-  const take = Effect.tap(backup.take, () => Effect.sync(() => (copiedAt = HttpTap.tapTime())))
-  const putBack = Effect.gen(function* () {
-    down("lockdb", "killed and put back to its copy")
-    const proof = yield* backup.putBack
-    up("lockdb")
-    const now = HttpTap.tapTime()
-    const text = "put back to its copy"
-    spans.push({ lane: "lockdb", kind: "forgotten", from: copiedAt, to: now, text })
-    spans.push({ lane: "lockdb", kind: "rewound", from: now, to: Infinity, text })
-    return proof
-  })
-  const mended = Effect.sync(() => {
-    const last = spans.findLast(({ kind }) => kind === "rewound")
-    if (last !== undefined) last.to = Math.min(last.to, HttpTap.tapTime())
-  })
-
-  const operate = Effect.fnUntraced(function* (command: ReadonlyArray<string>) {
-    const name = command.join(" ")
-    const running = yield* processes.start(name, command, {
-      ...backend.settings(yield* backend.ports),
-      PAYMENT_PG_URL: Redacted.value(payServer.url(database))
-    })
-    // Ten seconds each, on a machine that may be busy.
-    yield* Effect.retry(running.awaitEnded, { times: 5 })
-    return yield* running.stop
-  }, Effect.scoped)
-
   const swallowed = (tcp: ReadonlyArray<TcpFaults.TcpFaults>) =>
     Effect.map(
       Effect.forEach(tcp, ({ counts }) => counts),
@@ -442,8 +408,8 @@ export const make = Effect.fnUntraced(function* (
 
   return {
     backend,
-    backup: { take, putBack, mended },
-    operate,
+    processes,
+    note: (span) => void spans.push(span),
     paydb: payServer.url(database),
     calls,
     spans,
@@ -529,14 +495,3 @@ export const make = Effect.fnUntraced(function* (
       }).pipe(Effect.provideService(HttpClient.HttpClient, client))
   }
 })
-
-const noBackup = {
-  take: Effect.fail(new HarnessError({ step: "copy lockdb", message: "its data are not in our hands" })),
-  putBack: Effect.fail(new HarnessError({ step: "put lockdb back", message: "its data are not in our hands" }))
-}
-
-/** Shifts what the program takes for the time of day; its monotonic clock stays right, as with a clock that is set wrong. */
-const skewed = (millis: number): string => {
-  const script = `const now=Date.now.bind(Date),D=Date;globalThis.Date=class extends D{constructor(...a){if(a.length===0)super(now()+${millis});else super(...a)}static now(){return now()+${millis}}}`
-  return `--import=data:text/javascript,${encodeURIComponent(script)}`
-}

@@ -7,7 +7,7 @@
  * Every grant of a worker that is refused spends a token, so tokens that are only a little too low mend themselves while
  * nobody looks; hence the 100.
  */
-import { Effect, type Scope } from "effect"
+import { Effect, Redacted, type Scope } from "effect"
 import type { HttpClient } from "effect/http"
 import { LockKey, OwnerId } from "../core/lock/Lock.ts"
 import * as HttpLockApi from "../services/api/HttpLockApi.ts"
@@ -15,6 +15,8 @@ import { exitCodes } from "../services/platform/ExitCodes.ts"
 import type { Stage } from "./Actors.ts"
 import { tapTime } from "./HttpTap.ts"
 import { HarnessError, waitUntil } from "./Processes.ts"
+import type { ProcessWorld } from "./ProcessWorld.ts"
+import type { Span } from "./World.ts"
 
 export interface RestorerStage extends Stage {
   /** One more payout of the nth account. */
@@ -34,7 +36,12 @@ export const restorer = (
     const accounts = new Set(keys.map((key) => key.slice(key.indexOf(":") + 1)))
     const posted = Effect.map(world.states(accounts), (all) => all.filter(({ state }) => state === "POSTED").length)
 
-    yield* say(yield* world.backup.take)
+    const backup = world.backend.backup
+    if (backup === undefined) {
+      return yield* new HarnessError({ step: "restorer", message: "the lock backend's data are not in our hands" })
+    }
+    yield* say(yield* backup.take)
+    const copiedAt = tapTime()
     yield* spend(stage)
     yield* ready
     yield* waitUntil(
@@ -43,8 +50,14 @@ export const restorer = (
       "120 seconds"
     )
     yield* world.stop("lock-server")
-    const proof = yield* world.backup.putBack
+    const diedAt = tapTime()
+    const proof = yield* backup.putBack
     const since = tapTime()
+    const text = "put back to its copy"
+    const rewound: Span = { lane: "lockdb", kind: "rewound", from: since, to: Infinity, text }
+    world.note({ lane: "lockdb", kind: "down", from: diedAt, to: since, text: `killed and ${text}` })
+    world.note({ lane: "lockdb", kind: "forgotten", from: copiedAt, to: since, text })
+    world.note(rewound)
     const highest = world.calls.reduce(
       (most, { label, status, token }) =>
         /^pay\.(claim|post)$/.test(label) && status === 200 && token !== null && token > most ? token : most,
@@ -72,15 +85,29 @@ export const restorer = (
     if ((yield* posted) === accounts.size) marks.hit("payouts waited")
 
     yield* world.stop("lock-server")
-    const before = yield* world.operate(["tokens", "floor", "--json"])
-    const raise = yield* world.operate(["tokens", "floor", "--raise", "--yes", "--json"])
+    const before = yield* operate(world, ["tokens", "floor", "--json"])
+    const raise = yield* operate(world, ["tokens", "floor", "--raise", "--yes", "--json"])
     yield* say(`tokens floor ended with exit code ${before}, tokens floor --raise with ${raise}`)
     if (before === exitCodes.findings && raise === 0) {
-      yield* world.backup.mended
+      rewound.to = tapTime()
       marks.hit("the floor was raised")
     }
     yield* world.start("lock-server")
   })
+
+/** An operator's command as a process, with the settings of who may migrate both databases; answers its exit code. */
+const operate = Effect.fnUntraced(function* (
+  { backend, paydb, processes }: ProcessWorld,
+  command: ReadonlyArray<string>
+) {
+  const running = yield* processes.start(command.join(" "), command, {
+    ...backend.settings(yield* backend.ports),
+    PAYMENT_PG_URL: Redacted.value(paydb)
+  })
+  // Ten seconds each, on a machine that may be busy.
+  yield* Effect.retry(running.awaitEnded, { times: 5 })
+  return yield* running.stop
+}, Effect.scoped)
 
 /** What never comes is no failure of the experiment: the mark that depends on it is missing then. */
 const whether = <E>(description: string, condition: Effect.Effect<boolean, E>) =>

@@ -371,7 +371,7 @@ layer(lockdb, { excludeTestServices: true })("SQL for lockdb", (it) => {
         yield* Effect.mapError(run(statements), (error) => `${file}: ${Pg.classify(error).message}`)
       }
       const [next] = yield* run(["SELECT nextval('lock.lock_token_seq')::text AS token"])
-      assert.deepStrictEqual(next, [{ token: "1001" }])
+      assert.deepStrictEqual(next, [{ token: "1000001001" }])
     })
   )
 })
