@@ -178,12 +178,16 @@ export const run = Effect.fnUntraced(function* (
   const named = workers.filter((name) => spec.faults.some((fault) => hit(fault) === name && !takesOver(fault)))
   const first = named.length > 0 && named.length < workers.length ? named : workers
   const inside = yield* Deferred.make<void>()
+  const restores: Array<Dealt> = []
   const acting = yield* Effect.forEach(drill.actors, (actor) =>
     Effect.forkScoped(
       actor === "visitors"
         ? Actors.visitors(stage, Effect.asVoid(Deferred.succeed(inside, undefined)))
         : actor === "restorer"
-          ? restorer({ ...stage, order }, Effect.asVoid(Deferred.succeed(inside, undefined)))
+          ? restorer(
+              { ...stage, order, dealt: (fault) => void restores.push(fault) },
+              Effect.asVoid(Deferred.succeed(inside, undefined))
+            )
           : Actors.actors[actor](stage)
     )
   )
@@ -275,7 +279,7 @@ export const run = Effect.fnUntraced(function* (
     spec,
     startedAt,
     endedAt: tapTime(),
-    dealt,
+    dealt: [...dealt, ...restores],
     marks: marks.toRecord(),
     missing: marks.missing(drill.promises),
     verdicts,

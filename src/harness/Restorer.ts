@@ -13,6 +13,7 @@ import { LockKey, OwnerId } from "../core/lock/Lock.ts"
 import * as HttpLockApi from "../services/api/HttpLockApi.ts"
 import { exitCodes } from "../services/platform/ExitCodes.ts"
 import type { Stage } from "./Actors.ts"
+import type { Dealt } from "./Dealing.ts"
 import { tapTime } from "./HttpTap.ts"
 import { HarnessError, waitUntil } from "./Processes.ts"
 import type { ProcessWorld } from "./ProcessWorld.ts"
@@ -21,6 +22,8 @@ import type { Span } from "./World.ts"
 export interface RestorerStage extends Stage {
   /** One more payout of the nth account. */
   readonly order: (n: number) => Effect.Effect<void, HarnessError>
+  /** What was done, and how it was seen to have taken. */
+  readonly dealt: (fault: Dealt) => void
 }
 
 const SPENT = 100
@@ -77,10 +80,10 @@ export const restorer = (
       Effect.sync(() => granted() !== undefined)
     )
     const token = granted()?.granted ?? null
-    if (token !== null && token <= highest) {
-      marks.hit("tokens went back")
-      yield* say(`tokens went back: ${token} was granted, and ${highest} was spent`)
-    }
+    const seen = token !== null && token <= highest ? `${token} is granted, and ${highest} was spent` : undefined
+    stage.dealt({ fault: "the lock backend is put back to an old copy", proof: seen })
+    yield* say(`tokens went back: ${seen ?? "NOT SEEN"}`)
+    if (seen !== undefined) marks.hit("tokens went back")
     if (yield* whether("a worker says that tokens went back", saidSo(stage))) marks.hit("told token regression")
     if ((yield* posted) === accounts.size) marks.hit("payouts waited")
 
