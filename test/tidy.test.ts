@@ -69,6 +69,8 @@ const table: ReadonlyArray<Row> = [
   { file: "src/services/reconciler/*", may: [...effectOnly, ...client] },
   { file: "src/services/*/*", may: effectOnly },
   { file: "src/sim/Arbitrary.ts", may: ["effect", "effect/*", "fast-check", "src/core/**"] },
+  // Who cancels a payout there does what an operator does.
+  { file: "src/sim/Actors.ts", may: [...wire, ...boxes.flatMap(pureOf), "src/services/operator/{Locks,Payouts}.ts"] },
   { file: "src/sim/*", may: [...wire, ...boxes.flatMap(pureOf)] },
   { file: "src/harness/*", may: [...outside, "testcontainers", "typescript/**", "src/services/**", "src/sim/*"] },
   {
