@@ -100,7 +100,16 @@ export const etcdArena = Effect.gen(function* () {
       const { leases } = yield* ask(() => client.leaseClient.leaseLeases())
       const all = { key: Buffer.from("\0"), range_end: Buffer.from("\0"), count_only: true }
       const { count } = yield* ask(() => client.kv.range(all))
-      return { leases: leases.length, "keys (ends are remembered)": Number(count) }
+      const lasting = yield* Effect.forEach(leases, ({ ID }) => ask(() => client.leaseClient.leaseTimeToLive({ ID })), {
+        concurrency: 8
+      })
+      // The store remembers for minutes; a session or a grant asks for seconds.
+      const memory = lasting.filter(({ grantedTTL }) => Number(grantedTTL) > 60).length
+      return {
+        leases: leases.length - memory,
+        "leases (under which ends are remembered)": memory,
+        "keys (ends are remembered)": Number(count)
+      }
     }),
     subjects: (clients) =>
       Effect.all([
