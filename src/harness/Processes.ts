@@ -74,12 +74,18 @@ export interface Processes {
 /** This program, as this process runs it: compiled, or straight from the sources. */
 const program = fileURLToPath(new URL(import.meta.url.endsWith(".ts") ? "../main.ts" : "../main.js", import.meta.url))
 
+/** One that is killed may be in the middle of a write: what it makes while the directory is removed is removed again. */
 const watchdog = `
 trap '' INT TERM HUP
 pids=
 while read -r pid; do pids="$pids $pid"; done
 for pid in $pids; do kill -KILL "$pid" 2>/dev/null; done
-rm -rf -- "$1"
+tries=0
+until rm -rf -- "$1" && [ ! -e "$1" ]; do
+  tries=$((tries + 1))
+  [ "$tries" -ge 100 ] && break
+  sleep 0.1
+done
 `
 
 export const make: Effect.Effect<Processes, HarnessError, Scope.Scope> = Effect.gen(function* () {
