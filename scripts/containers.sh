@@ -70,14 +70,8 @@ say "Docker $(docker version --format '{{.Server.Version}}'), compose $(docker c
 
 # --- images ---
 export DLOCK_ETCD_IMAGE=${DLOCK_ETCD_IMAGE:-quay.io/coreos/etcd:v3.5.30}
-infra/docker/bases.sh
-say "base images"
-arguments=()
-if [ "${DLOCK_IMAGE_IN_DOCKER:-}" != 1 ]; then
-  node scripts/bootstrap.mjs
-  # What bash remembers of `node` is the system's; from here on it is the one that was just installed.
-  hash -r
-  modules=.dlock/image
+modules=.dlock/image
+install_modules() {
   mkdir -p $modules
   if ! cmp -s package-lock.json $modules/package-lock.json || [ ! -f $modules/installed ]; then
     rm -rf $modules/installed
@@ -85,6 +79,20 @@ if [ "${DLOCK_IMAGE_IN_DOCKER:-}" != 1 ]; then
     (cd $modules && npm ci --ignore-scripts --omit=dev --omit=optional --prefer-offline --no-audit --no-fund)
     touch $modules/installed
   fi
+}
+# The base images take Node and PostgreSQL from the packages.
+node scripts/bootstrap.mjs
+# What bash remembers of `node` is the system's; from here on it is the one that was just installed.
+hash -r
+if [ "${DLOCK_IMAGE_IN_DOCKER:-}" != 1 ]; then
+  install_modules >"$report/modules.log" 2>&1 &
+  installing=$!
+fi
+infra/docker/bases.sh
+say "base images"
+arguments=()
+if [ "${DLOCK_IMAGE_IN_DOCKER:-}" != 1 ]; then
+  wait $installing || { cat "$report/modules.log" >&2; exit 1; }
   tar --transform 's,^,app/,' --owner=0 --group=0 -c dist | docker import - dlock-compiled:local >/dev/null
   tar -C $modules --transform 's,^,app/,' --owner=0 --group=0 -c node_modules | docker import - dlock-modules:local >/dev/null
   arguments=(--build-arg COMPILED=dlock-compiled:local --build-arg MODULES=dlock-modules:local)
@@ -124,7 +132,7 @@ for profile in pg etcd; do
 done
 
 # --- the use cases ---
-run() { # name of the report, and what `scenario run` is told
+run() { # name of the report, and what `scenario run` is told; several are run in one world
   local name=$1
   shift
   node dist/main.js scenario run "$@" --target compose --report "$report/$name" >"$report/$name.txt" 2>"$report/$name.log" ||
@@ -132,11 +140,10 @@ run() { # name of the report, and what `scenario run` is told
   say "$name: as expected"
 }
 for profile in pg etcd; do
-  run "uc-03-unfenced-$profile" uc-03 --backend $profile --payment-fencing off --rail-fencing off
-  run "uc-03-$profile" "${DLOCK_CONTAINER_UC03:-uc-03 stale}" --backend $profile
+  run "unfenced-$profile" uc-03 --backend $profile --payment-fencing off --rail-fencing off
 done
-for scenario in ${DLOCK_CONTAINER_SCENARIOS:-uc-01}; do run "$scenario" "$scenario" --backend pg; done
-run uc-04 "${DLOCK_CONTAINER_UC04:-uc-04 in the call}" --backend pg
+run etcd "${DLOCK_CONTAINER_UC03:-uc-03 stale}" --backend etcd
+run pg uc-01 "${DLOCK_CONTAINER_UC03:-uc-03 stale}" "${DLOCK_CONTAINER_UC04:-uc-04 in the call}" --backend pg
 if [ "${DLOCK_TESTCONTAINERS:-}" = 1 ]; then
   TESTCONTAINERS_RYUK_DISABLED=true vitest run test/laws/ContainerStores.test.ts >"$report/laws.txt" 2>&1 || { tail -30 "$report/laws.txt" >&2; exit 1; }
   say "the laws of a lock store hold on the PostgreSQL image"

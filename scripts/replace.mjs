@@ -55,7 +55,7 @@ const orders = async (accountId) => {
   for (let n = 0; !stopping; n++) {
     await ask(pay + "/v1/payouts", { accountId, amountMinor: "100", currency: "EUR", beneficiary: "NL00TEST0000000001" }, accountId + "-" + n)
     seen.ordered++
-    await sleep(250)
+    await sleep(400)
   }
 }
 const locks = async (n) => {
@@ -185,7 +185,7 @@ for (const [service, broken] of [
   ["payment-resource", { PAYMENT_PG_URL: "postgres://dlock_payment:wrong@paydb:5432/paydb" }]
 ]) {
   const first = nameOf(service)
-  const undone = await replace(service, first, { name: "broken", settings: broken, withinMillis: 12_000 })
+  const undone = await replace(service, first, { name: "broken", settings: broken, withinMillis: 8_000 })
   if (undone !== first) findings.push(`${service}: a version that can not work took over`)
   const second = await replace(service, undone, { name: "next", withinMillis: 90_000 })
   if (second === undone) findings.push(`${service}: the next version did not become healthy`)

@@ -22,7 +22,12 @@ const backend = Flag.Literals("backend", ["pg", "etcd"]).pipe(
 const run = Command.make(
   "run",
   {
-    scenario: Argument.String("scenario").pipe(Argument.withDescription("uc-01 .. uc-08, uc-03b, all or variants")),
+    scenarios: Argument.String("scenario").pipe(
+      Argument.withDescription(
+        "uc-01 .. uc-08, uc-03b, all, variants, or one run by its name; several are run in one world"
+      ),
+      Argument.variadic({ min: 1 })
+    ),
     backend,
     target: Flag.Literals("target", ["processes", "compose", "kubernetes"]).pipe(
       Flag.withDescription("where the system runs: this machine, containers of compose.yaml, or pods"),

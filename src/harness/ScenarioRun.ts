@@ -19,7 +19,7 @@ import { writeReports } from "./RunReports.ts"
 import { nameOf, type Result, resultOf } from "./RunResult.ts"
 
 export interface ScenarioOptions {
-  readonly scenario: string
+  readonly scenarios: ReadonlyArray<string>
   readonly backend: BackendKind
   readonly target: Ground.Target
   readonly paymentFencing: boolean
@@ -90,11 +90,14 @@ const runLane = Effect.fnUntraced(function* (
 
 export const run = Effect.fnUntraced(
   function* (options: ScenarioOptions) {
-    const found = drillsOf(options.scenario)
-    if (found === undefined) {
-      yield* Console.error(`there is no scenario ${options.scenario}: see \`scenario list\``)
+    const unknown = options.scenarios.filter((name) => drillsOf(name) === undefined)
+    if (unknown.length > 0) {
+      yield* Console.error(`there is no scenario ${unknown.join(", ")}: see \`scenario list\``)
       return yield* new Exited({ code: exitCodes.usage })
     }
+    const asked = options.scenarios.join(", ")
+    // Once, however often it is named.
+    const found = [...new Set(options.scenarios.flatMap((name) => drillsOf(name) ?? []))]
     const on = options.paymentFencing && options.railFencing
     const wanted = on ? found : found.filter(({ control }) => control)
     // compose.yaml and the manifests have one backend each, with nobody to take over at our command.
@@ -106,8 +109,8 @@ export const run = Effect.fnUntraced(
     if (drills.length === 0) {
       yield* Console.error(
         on
-          ? `${options.scenario} needs a backend that is all ours: --target processes`
-          : `${options.scenario} says nothing with a fence off: only uc-03 does`
+          ? `${asked} needs a backend that is all ours: --target processes`
+          : `${asked} says nothing with a fence off: only uc-03 does`
       )
       return yield* new Exited({ code: exitCodes.usage })
     }
