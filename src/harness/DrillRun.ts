@@ -113,7 +113,9 @@ export const run = Effect.fnUntraced(function* (
       const now = world.running().get(name)
       // Everybody but w1 follows the second proxy.
       const follows = name === "reconciler" && hadSecond !== spec.proxies > 1
-      return now === undefined || now !== pointsOf(name) || follows ? begin(name) : Effect.void
+      // One that has been to its point in an earlier run would not come to it again.
+      const isArmed = [...pending].some((fault) => nodeOf(fault) === name)
+      return now === undefined || now !== pointsOf(name) || isArmed || follows ? begin(name) : Effect.void
     },
     { concurrency: "unbounded", discard: true }
   )
