@@ -71,13 +71,7 @@ export const moneyMutants: ReadonlyArray<Mutant> = [
   {
     id: "A01",
     what: "the balance goes the wrong way",
-    edits: [
-      edit(
-        payments,
-        "accountOf(accountId as AccountId).balanceMinor += amountMinor",
-        "accountOf(accountId as AccountId).balanceMinor -= amountMinor"
-      )
-    ],
+    edits: [edit(payments, ".balanceMinor += amountMinor", ".balanceMinor -= amountMinor")],
     canary: true
   },
   {

@@ -26,6 +26,19 @@ export interface Mutant {
 }
 
 export const edit = (file: string, find: string, replace: string): Edit => ({ file, find, replace })
+/**
+ * The places that an edit is about, in the source and in what the compiler makes of it: lines may be broken differently, and
+ * statements end with a semicolon there.
+ */
+export const patternOf = ({ find }: Edit): RegExp =>
+  new RegExp(
+    find
+      .trim()
+      .split(/\s+/)
+      .map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"))
+      .join(";?\\s+"),
+    "g"
+  )
 /** All places of a file. */
 export const everywhere = (file: string, find: string, replace: string): Edit => ({ file, find, replace, all: true })
 /** The same statement with something in front of it. */

@@ -4,6 +4,7 @@
  * failed. A mutant is applied to the sources while they are loaded, in this thread alone.
  */
 import { withoutStacks } from "./LeanRuntime.ts"
+import { patternOf } from "./Mutant.ts"
 import { registerHooks } from "node:module"
 import { parentPort, workerData } from "node:worker_threads"
 import type { Edit, JobResult, WorkerJob } from "./SimPool.ts"
@@ -11,22 +12,16 @@ import type { Edit, JobResult, WorkerJob } from "./SimPool.ts"
 const { jobs, mutant, shared, stopAtFailure } = workerData as WorkerJob
 const counters = new Int32Array(shared)
 
-/** Places that a formatter or a compiler may have broken into lines differently are compared without their blanks. */
 const applied = new Set<Edit>()
 const apply = (text: string, edit: Edit): string => {
   const { all, file, find, replace } = edit
-  const blank = /\s+/
-  const pattern = find
-    .trim()
-    .split(blank)
-    .map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"))
-    .join("\\s+")
-  const places = [...text.matchAll(new RegExp(pattern, "g"))].length
+  const pattern = patternOf(edit)
+  const places = [...text.matchAll(pattern)].length
   if (places !== 1 && !(all === true && places > 0)) {
     throw new Error(`the mutant no longer applies: ${places} places of ${file} say ${find}`)
   }
   applied.add(edit)
-  return text.replaceAll(new RegExp(pattern, "g"), () => replace)
+  return text.replaceAll(pattern, () => replace)
 }
 
 if (mutant !== undefined) {

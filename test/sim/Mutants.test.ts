@@ -1,7 +1,9 @@
+// @effect-diagnostics nodeBuiltinImport:off
 /** Deliberate bugs: the canaries die at once, and a mutant that no longer applies says so. */
 import { assert, describe, it } from "@effect/vitest"
 import { Effect } from "effect"
-import type { Mutant } from "../../src/harness/Mutant.ts"
+import * as fs from "node:fs"
+import { type Mutant, patternOf } from "../../src/harness/Mutant.ts"
 import { mutants } from "../../src/harness/Mutants.ts"
 import type { Job } from "../../src/harness/SimJob.ts"
 import { type Edit, runJobs } from "../../src/harness/SimPool.ts"
@@ -18,6 +20,23 @@ describe("mutants", () => {
     assert.strictEqual(new Set(mutants.map(({ id }) => id)).size, mutants.length)
     for (const { id, survives } of mutants) assert.notStrictEqual(survives, "", id)
   })
+
+  for (const [root, extension] of [
+    ["src", "ts"],
+    ["dist", "js"]
+  ] as const) {
+    it(`each change places that there are in ${root}`, () => {
+      const wrong = mutants.flatMap(({ edits, id }) =>
+        edits.flatMap((one) => {
+          const [file] = fs.globSync(`${root}/**/${one.file.replace(/ts$/, extension)}`)
+          const text = fs.readFileSync(file ?? one.file, "utf8")
+          const places = [...text.matchAll(patternOf(one))].length
+          return places === 1 || (one.all === true && places > 0) ? [] : [`${id}: ${places} places say ${one.find}`]
+        })
+      )
+      assert.deepStrictEqual(wrong, [])
+    })
+  }
 
   const sample: ReadonlyArray<Mutant> = mutants.filter(({ canary }) => canary === true)
   for (const { edits, id, what } of sample) {
