@@ -333,7 +333,7 @@ export const drills: ReadonlyArray<Drill> = [
     "an operator takes the lock from a stuck holder: its successor gets in at once, and what the holder still sends is refused",
     { staleHolder: true, faults: [{ kind: "pause", node: "w1", when: point("submit.before"), millis: 4_000 }] },
     ["posted", "lock revoked", "fenced out at rail", "told FENCED_OUT", "taken over before its lease had ended"],
-    { actors: ["operator"], leaseMillis: 10_000 }
+    { actors: ["operator"], leaseMillis: 30_000 }
   ),
   drill(
     "uc-07",
