@@ -92,14 +92,17 @@ export const visitors = (stage: Stage, inside: Effect.Effect<void>): Act =>
     stage.marks.hit("a visitor was let in")
   }).pipe(Effect.mapError((cause) => new HarnessError({ step: "visitors", message: words(cause) })))
 
+const firstStopped = (world: ProcessWorld) =>
+  waitUntil(
+    "w1 is stopped",
+    Effect.sync(() => world.spans.some(({ kind, lane }) => lane === "w1" && kind === "pause")),
+    "120 seconds"
+  )
+
 /** Sees that W1 is stopped and holds the lock, and takes it away. */
 const operator = ({ keys, marks, say, world }: Stage): Act =>
   Effect.gen(function* () {
-    yield* waitUntil(
-      "w1 is stopped",
-      Effect.sync(() => world.spans.some(({ kind, lane }) => lane === "w1" && kind === "pause")),
-      "120 seconds"
-    )
+    yield* firstStopped(world)
     const [wanted = ""] = keys
     const url = `${yield* world.url("operator", "lock-server")}/v1/locks/${encodeURIComponent(wanted)}`
     const { managementUrl } = yield* world.at("lock-server")
@@ -122,11 +125,7 @@ const canceller = (stage: Stage): Act =>
   Effect.gen(function* () {
     const { accounts, say, world } = stage
     const name = "canceller"
-    yield* waitUntil(
-      "w1 is stopped",
-      Effect.sync(() => world.spans.some(({ kind, lane }) => lane === "w1" && kind === "pause")),
-      "120 seconds"
-    )
+    yield* firstStopped(world)
     const [payout] = yield* world.states(accounts)
     const context = Context.make(LockClient.LockClient, yield* client(stage, name, 10)).pipe(
       Context.add(

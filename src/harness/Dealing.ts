@@ -5,6 +5,7 @@
 import { Effect, type Scope } from "effect"
 import type { Fault } from "../sim/FaultPlan.ts"
 import type { Marks } from "../sim/Marks.ts"
+import { stopPoints } from "../sim/Scenario.ts"
 import { phrases } from "../sim/Story.ts"
 import { crashPointsOf, type Drill } from "./Drills.ts"
 import { tapTime } from "./HttpTap.ts"
@@ -165,8 +166,9 @@ export const makeDealer = (of: {
       const proof = yield* Effect.scoped(
         Effect.tap(world.pausedAtPoint(node, name), (seen) => Effect.andThen(say(seen), lasts(fault)))
       )
-      // The variant of crash point 4 in which the proxy comes back.
-      if (name === "rail.intent.after") marks.hit("crash point 4b")
+      for (const [number, who, point] of stopPoints) {
+        if (number !== null && who === node && point === name) marks.hit(`crash point ${number}`)
+      }
       return yield* tell(fault, `${proof} for ${((tapTime() - from) / 1_000).toFixed(2)} s`)
     }
     const proof = yield* world.awaitGone(node)

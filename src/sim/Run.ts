@@ -194,7 +194,7 @@ const markFaults = ({ recorder, spec }: Cluster, hits: ReadonlyArray<number>): v
     if ((fault.kind !== "kill" && fault.kind !== "pause") || fault.when.at !== "point") return
     const { name } = fault.when
     for (const [number, node, point] of fault.kind === "kill" ? crashPoints : stopPoints) {
-      if (fault.node === node && name === point) recorder.marks.hit(`crash point ${number}`)
+      if (number !== null && fault.node === node && name === point) recorder.marks.hit(`crash point ${number}`)
     }
   })
 }

@@ -153,12 +153,15 @@ export const crashPoints: ReadonlyArray<readonly [number: string, node: string, 
   ["17", "w1", "release.before"]
 ]
 
-/** Those at which somebody is stopped and comes back; 3b, 9b, 14 and 15 are races, which the recorder sees. */
-export const stopPoints: ReadonlyArray<readonly [number: string, node: string, point: string]> = [
+/**
+ * Where somebody is stopped and comes back: a crash point of its own, or (null) the way into one of the races 14 and 15, which
+ * the recorder sees, as 3b and 9b.
+ */
+export const stopPoints: ReadonlyArray<readonly [number: string | null, node: string, point: string]> = [
   ["4b", "rail-proxy", "rail.intent.after"],
-  ["stop", "reconciler", "resolve.before"],
-  ["stop", "operator", "rail.seal.before"],
-  ["stop", "operator", "pay.fail.before"]
+  [null, "reconciler", "resolve.before"],
+  [null, "operator", "rail.seal.before"],
+  [null, "operator", "pay.fail.before"]
 ]
 
 export const scenarios: ReadonlyArray<Scenario> = [
