@@ -29,7 +29,7 @@ import {
   type WireTag,
   rowOf
 } from "./ApiError.ts"
-import { requestTraceId, withinTrace } from "./RequestErrors.ts"
+import { requestTraceId } from "./RequestErrors.ts"
 
 /**
  * The router's own limit of a path parameter is 100 characters; a longer key must be told what is wrong, not 404. And a
@@ -185,7 +185,7 @@ export const layerOf = (routes: ReadonlyArray<RoutePattern>) => {
                 onFailure: (cause) => onFailure(cause, request),
                 onSuccess: (response) => onSuccess(response, request)
               }) as unknown as typeof effect)
-          ).pipe(withinTrace(traceId), withTraceId(traceId))
+          ).pipe(withTraceId(traceId))
         )
       ),
     { global: true }

@@ -15,10 +15,9 @@ import { boundedBy } from "../../core/Bound.ts"
 import { OwnerId } from "../../core/lock/Lock.ts"
 import { LockApi } from "../../core/lock/LockApi.ts"
 import { type BackendUnavailable, backendUnavailable } from "../../core/lock/LockErrors.ts"
-import { TraceId } from "../../core/TraceId.ts"
 import type { WireErrorOf } from "./ApiError.ts"
 import { LockHttpApi } from "./LockHttpApi.ts"
-import { withinTrace } from "./RequestErrors.ts"
+import { traced } from "./TracedClient.ts"
 
 export interface HttpLockApiOptions {
   /** `http://host:port` */
@@ -51,6 +50,7 @@ type NoAnswer = HttpClientError.HttpClientError | WireErrorOf<Exclude<(typeof no
 export const make = Effect.fnUntraced(function* ({ callTimeoutMillis, url }: HttpLockApiOptions) {
   const { locks, sessions } = yield* HttpApiClient.make(LockHttpApi, {
     baseUrl: url,
+    transformClient: traced,
     // Of a response, as opposed to our request: an answer in no known shape is none.
     transformResponse: Effect.mapError((error) =>
       Schema.isSchemaError(error) ? backendUnavailable("answer", `unreadable: ${error.message}`.slice(0, 300)) : error
@@ -69,7 +69,6 @@ export const make = Effect.fnUntraced(function* ({ callTimeoutMillis, url }: Htt
           (error): error is Extract<typeof error, OwnFault> => (ownFault as ReadonlyArray<string>).includes(error._tag),
           (error) => Effect.die(error)
         ),
-        traced,
         boundedBy(timeoutMillis, () => backendUnavailable(operation, `no answer within ${timeoutMillis} ms`))
       )
 
@@ -144,13 +143,3 @@ const actorOf = (operator: string): OwnerId =>
 
 const unanswered = (operation: string, error: NoAnswer): BackendUnavailable =>
   backendUnavailable(operation, `${error._tag}: ${error.message}`.slice(0, 300))
-
-/**
- * Every request carries a `traceparent`. Without an active span it is made from the trace id that the caller's own request
- * came with, so that one id is found on both sides.
- */
-const traced = <A, E, R>(call: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
-  Effect.withFiber((fiber) => {
-    const traceId = fiber.getRef(TraceId)
-    return traceId === undefined ? call : withinTrace(traceId)(call)
-  })

@@ -14,6 +14,7 @@ import { PaymentResource, type ProtectedWrite } from "../../core/payment/Payment
 import type { WireError } from "./ApiError.ts"
 import { PaymentHttpApi } from "./PaymentHttpApi.ts"
 import { noAnswer } from "./RequestErrors.ts"
+import { traced } from "./TracedClient.ts"
 
 export interface HttpPaymentResourceOptions {
   readonly url: string
@@ -22,7 +23,7 @@ export interface HttpPaymentResourceOptions {
 }
 
 export const make = Effect.fnUntraced(function* ({ callTimeoutMillis, url }: HttpPaymentResourceOptions) {
-  const { accounts, payouts } = yield* HttpApiClient.make(PaymentHttpApi, { baseUrl: url })
+  const { accounts, payouts } = yield* HttpApiClient.make(PaymentHttpApi, { baseUrl: url, transformClient: traced })
 
   const within = (operation: string) =>
     boundedBy(callTimeoutMillis, () =>

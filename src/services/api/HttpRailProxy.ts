@@ -16,6 +16,7 @@ import { RailProxy } from "../../core/rail/RailProxy.ts"
 import type { WireError } from "./ApiError.ts"
 import { RailHttpApi } from "./RailHttpApi.ts"
 import { noAnswer } from "./RequestErrors.ts"
+import { traced } from "./TracedClient.ts"
 
 export interface HttpRailProxyOptions {
   readonly url: string
@@ -26,7 +27,7 @@ export interface HttpRailProxyOptions {
 }
 
 export const make = Effect.fnUntraced(function* (options: HttpRailProxyOptions) {
-  const { submissions } = yield* HttpApiClient.make(RailHttpApi, { baseUrl: options.url })
+  const { submissions } = yield* HttpApiClient.make(RailHttpApi, { baseUrl: options.url, transformClient: traced })
 
   const call = (operation: string, timeoutMillis: number) =>
     boundedBy(timeoutMillis, () => backendUnavailable(operation, `no answer of rail-proxy within ${timeoutMillis} ms`))

@@ -3,10 +3,11 @@
  * decode into `ValidationFailed` or `InvalidToken`, before any service code runs. Every typed failure passes here once
  * and is logged at the level of its row.
  */
-import { Context, Effect, Layer, Option, References, SchemaIssue, Tracer } from "effect"
+import { Context, Effect, Layer, Option, SchemaIssue } from "effect"
 import { HttpServerRequest, HttpTraceContext } from "effect/http"
 import { HttpApiError, HttpApiMiddleware } from "effect/http-api"
 import { InvalidToken, ValidationFailed } from "../../core/RequestFailures.ts"
+import { activeSpan } from "../../core/Span.ts"
 import { randomTraceId, TraceId, withTraceId } from "../../core/TraceId.ts"
 import { errors, isWireError, rowOf } from "./ApiError.ts"
 
@@ -34,26 +35,13 @@ export class RequestErrors extends HttpApiMiddleware.Service<RequestErrors>()("d
 }) {}
 
 /** What is set already; the active span's trace id; without tracing the caller's `traceparent`; else a random one. */
-export const requestTraceId: Effect.Effect<string> = Effect.withFiber(({ context }) => {
-  const known = Context.get(context, TraceId) ?? Context.getOrUndefined(context, Tracer.ParentSpan)?.traceId
+export const requestTraceId: Effect.Effect<string> = Effect.withFiber((fiber) => {
+  const known = fiber.getRef(TraceId) ?? activeSpan(fiber)?.traceId
   if (known !== undefined) return Effect.succeed(known)
-  const request = Context.getOrUndefined(context, HttpServerRequest.HttpServerRequest)
+  const request = Context.getOrUndefined(fiber.context, HttpServerRequest.HttpServerRequest)
   const parent = request === undefined ? Option.none() : HttpTraceContext.fromHeaders(request.headers)
   return Option.isSome(parent) ? Effect.succeed(parent.value.traceId) : randomTraceId
 })
-
-/**
- * Makes the request's trace id that of every span below it. With tracing the server's span does so already; without, the
- * spans of the services would each begin a trace of their own, and one payout be many ids in the logs.
- */
-export const withinTrace =
-  (traceId: string) =>
-  <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
-    Effect.withFiber(({ context }) =>
-      Context.get(context, References.TracerEnabled) && Context.getOrUndefined(context, Tracer.ParentSpan) === undefined
-        ? Effect.withParentSpan(self, Tracer.externalSpan({ traceId, spanId: traceId.slice(16), sampled: true }))
-        : self
-    )
 
 const issuesOf = SchemaIssue.makeFormatterStandardSchemaV1()
 

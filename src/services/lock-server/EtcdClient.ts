@@ -22,6 +22,7 @@ import {
   type ITxnResponse
 } from "etcd3"
 import { boundedBy } from "../../core/Bound.ts"
+import { spanned } from "../../core/Span.ts"
 import * as EmbeddedEtcd from "../platform/EmbeddedEtcd.ts"
 
 export interface EtcdOptions {
@@ -169,7 +170,7 @@ export const make = Effect.fnUntraced(function* (
         message = `${member.endpoint}: ${failure.message}`
         if ((tries + 1) % members.length === 0) yield* Effect.sleep(ROUND_MILLIS)
       }
-    }).pipe(Effect.withSpan(name, SPAN, { captureStackTrace: false }))
+    }).pipe(spanned(name, SPAN, { captureStackTrace: false }))
 
   /** For calls that name no lease, or for which its end is an answer. */
   const callAnyway = <A>(name: string, run: Call<A>, budget: Budget, gone: A): Effect.Effect<Answer<A>, EtcdOutage> =>

@@ -7,6 +7,7 @@ import { HttpClient, HttpClientRequest } from "effect/http"
 import { boundedBy } from "../../core/Bound.ts"
 import { FencingTokenFromString, LockKey, OwnerId, SessionId } from "../../core/lock/Lock.ts"
 import { type BackendUnavailable, backendUnavailable, LockNotFound } from "../../core/lock/LockErrors.ts"
+import { traced } from "../api/TracedClient.ts"
 import { InstantFromString } from "../api/Wire.ts"
 
 const recordFields = {
@@ -65,7 +66,7 @@ export interface HttpLockAdminOptions {
 }
 
 export const make = Effect.fnUntraced(function* ({ callTimeoutMillis, url }: HttpLockAdminOptions) {
-  const client = yield* HttpClient.HttpClient
+  const client = traced(yield* HttpClient.HttpClient)
 
   /** Answers the decoded body, or the code of the envelope. */
   type Answer<A> =

@@ -4,7 +4,7 @@
  * it ends. A failure is one line on stderr, with `--json` one JSON object, and an exit code that says what kind it was.
  */
 import * as NodeHttpClient from "@effect/platform-node/NodeHttpClient"
-import { Cause, Console, Effect, Layer, Option, Random, References, type Scope } from "effect"
+import { Cause, Console, Effect, Layer, Random, References, type Scope } from "effect"
 import { Prompt, TerminalCapabilities } from "effect/cli"
 import type { HttpClient } from "effect/http"
 import { userInfo } from "node:os"
@@ -12,6 +12,8 @@ import { OwnerId } from "../../core/lock/Lock.ts"
 import type { LockApi } from "../../core/lock/LockApi.ts"
 import type { PaymentResource } from "../../core/payment/PaymentResource.ts"
 import type { RailProxy } from "../../core/rail/RailProxy.ts"
+import { activeSpan, beginsTrace } from "../../core/Span.ts"
+import { TraceId } from "../../core/TraceId.ts"
 import * as LockClient from "../lock-client/LockClient.ts"
 import { Exited, exitCodeOf, exitCodes } from "../platform/ExitCodes.ts"
 import type { Readiness } from "../platform/Management.ts"
@@ -119,7 +121,7 @@ export const operate =
     Effect.gen(function* () {
       const config = yield* ServiceConfig.load("reconciler", { file: flags.configFile })
       return yield* work.pipe(
-        Effect.withSpan(`dlock ${name}`),
+        beginsTrace(`dlock ${name}`),
         // @effect-diagnostics-next-line strictEffectProvide:off (the entry point of one command)
         Effect.provide(clients(flags.operator)),
         Effect.provideService(ServiceConfig.ServiceConfig, config)
@@ -136,8 +138,8 @@ export const operate =
     )
 
 /** The id under which all requests of this command are found in the logs of the services. */
-export const traceId: Effect.Effect<string | undefined> = Effect.map(Effect.option(Effect.currentSpan), (span) =>
-  Option.getOrUndefined(Option.map(span, ({ traceId: id }) => id))
+export const traceId: Effect.Effect<string | undefined> = Effect.withFiber((fiber) =>
+  Effect.succeed(activeSpan(fiber)?.traceId ?? fiber.getRef(TraceId))
 )
 
 /**

@@ -41,7 +41,7 @@ import {
 import { RailProxy } from "../../core/rail/RailProxy.ts"
 import { retryOn } from "../../core/Retry.ts"
 import type { ExecutorSettings, RetrySettings } from "../../core/Settings.ts"
-import { spanned } from "../../core/Span.ts"
+import { beginsTrace } from "../../core/Span.ts"
 import { type HeldLock, LockClient } from "../lock-client/LockClient.ts"
 
 export interface TurnOptions {
@@ -372,5 +372,5 @@ export const makeTurn = Effect.fnUntraced(function* (options: TurnOptions, stopp
         }),
         Effect.annotateLogs({ accountId, lockKey: key })
       )
-  }, spanned("PayoutExecutor.turn"))
+  }, beginsTrace("PayoutExecutor.turn"))
 })

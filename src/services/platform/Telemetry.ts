@@ -6,11 +6,12 @@
  * every annotation under its own name; an object given as message is annotations too. Services write to stdout,
  * commands to stderr, so that a command's output is its own. On a terminal it is the pretty format instead.
  *
- * Traces leave over OTLP/HTTP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Otherwise nothing is installed and nothing is
- * loaded: the native tracer creates no span for a request.
+ * Traces leave over OTLP/HTTP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Otherwise nothing is loaded and no span is made: work
+ * has a trace id (`core/Span.ts`), which is in the logs and goes from service to service.
  */
-import { Cause, Config, Context, Effect, Layer, Logger, type LogLevel, Option, References, Tracer } from "effect"
-import { HttpMiddleware } from "effect/http"
+import { Cause, Config, Effect, Layer, Logger, type LogLevel, Option, References } from "effect"
+import { HttpClient, HttpMiddleware } from "effect/http"
+import { activeSpan } from "../../core/Span.ts"
 import { TraceId } from "../../core/TraceId.ts"
 import { type ConfigProblem, configProblem } from "./ServiceConfig.ts"
 
@@ -75,7 +76,7 @@ export const jsonLines = (service: string): Logger.Logger<unknown, string> =>
       else words.push(typeof part === "string" ? part : (json(part) ?? String(part)))
     }
     if (cause.reasons.length > 0) fields["cause"] = Cause.pretty(cause)
-    const span = Context.getOrUndefined(fiber.context, Tracer.ParentSpan)
+    const span = activeSpan(fiber)
     const traceId = span?.traceId ?? fields["traceId"] ?? fiber.getRef(TraceId)
     const line = {
       timestamp: date.toISOString(),
@@ -105,11 +106,17 @@ const json = (value: unknown): string | undefined => {
 // traces
 // -----------------------------------------------------------------------------
 
+/** A span that nobody keeps costs as much as one that is kept. Only a client would send one that was not made. */
+const withoutSpans = Layer.merge(
+  Layer.succeed(References.TracerEnabled, false),
+  Layer.succeed(HttpClient.TracerDisabledWhen, () => true)
+)
+
 const tracing = (service: string): Layer.Layer<never> =>
   Layer.unwrap(
     Effect.gen(function* () {
       const endpoint = yield* setting("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-      if (endpoint === "") return Layer.empty
+      if (endpoint === "") return withoutSpans
       // Loaded only when asked for: it costs 200 ms of start-up.
       const [NodeSdk, { OTLPTraceExporter }, { BatchSpanProcessor }] = yield* Effect.promise(() =>
         Promise.all([

@@ -8,12 +8,13 @@
  * payment open: any other status, AM05 and DUPL ("duplication": it says that the original exists), a 4xx or 5xx, HTML,
  * a broken connection, an answer about another payment.
  */
-import { Clock, Effect, Layer, Option, Schema, type Scope, Tracer } from "effect"
+import { Clock, Effect, Layer, Option, Schema, type Scope } from "effect"
 import * as Http from "node:http"
 import * as net from "node:net"
 import * as tls from "node:tls"
 import { reached } from "../../core/FaultPoint.ts"
 import { Rail, type RailAnswer, type RailFinding, RailNoAnswer } from "../../core/rail/Rail.ts"
+import { traceparent } from "../../core/Span.ts"
 
 /** No answer of a rail is longer. */
 const answerBytesMax = 64 * 1024
@@ -54,7 +55,7 @@ export const make = (url: string): Rail["Service"] => {
 
   /** One request on a connection that stands. From its first byte on, nothing is known but what the answer says. */
   const exchange = (socket: net.Socket, method: "GET" | "POST", path: string, body: string | undefined) =>
-    Effect.flatMap(traceHeaders, (trace) =>
+    Effect.flatMap(traceparent, (traceContext) =>
       Effect.callback<HttpAnswer, RailNoAnswer>((resume) => {
         const unclear = (cause: string) => resume(Effect.fail(new RailNoAnswer({ cause, neverSent: false })))
         const request = Http.request({
@@ -62,7 +63,7 @@ export const make = (url: string): Rail["Service"] => {
           method,
           path: `${base.pathname.replace(/\/$/, "")}${path}`,
           headers: {
-            ...trace,
+            traceparent: traceContext,
             host: base.host,
             accept: "application/json",
             connection: "close",
@@ -133,15 +134,6 @@ export const layer = (url: string): Layer.Layer<Rail> => Layer.sync(Rail, () => 
 
 const reasonOf = (cause: unknown): string =>
   cause instanceof Error ? ("code" in cause ? String(cause.code) : cause.message) : String(cause)
-
-/** W3C trace context of the call. */
-const traceHeaders = Effect.map(
-  Effect.serviceOption(Tracer.ParentSpan),
-  Option.match({
-    onNone: () => ({}),
-    onSome: ({ sampled, spanId, traceId }) => ({ traceparent: `00-${traceId}-${spanId}-${sampled ? "01" : "00"}` })
-  })
-)
 
 // -----------------------------------------------------------------------------
 // what the rail's words mean

@@ -25,7 +25,7 @@ import { PaymentResource } from "../../core/payment/PaymentResource.ts"
 import { lockKeyOf, type Payout, type PayoutId, type PayoutState } from "../../core/payment/Payout.ts"
 import { RailProxy } from "../../core/rail/RailProxy.ts"
 import type { ReconcileSettings } from "../../core/Settings.ts"
-import { spanned } from "../../core/Span.ts"
+import { beginsTrace } from "../../core/Span.ts"
 import { type HeldLock, LockClient } from "../lock-client/LockClient.ts"
 
 export interface ReconcilerOptions {
@@ -180,7 +180,7 @@ const make = Effect.fnUntraced(function* (options: ReconcilerOptions) {
         }),
         Effect.annotateLogs({ payoutId, accountId, lockKey: key })
       )
-  }, spanned("Reconciler.reconcile"))
+  }, beginsTrace("Reconciler.reconcile"))
 
   /** A payout that FAILED although something was, or may have been, sent. The rest never left the house. */
   const mayStillExecute = (payout: Payout) =>
