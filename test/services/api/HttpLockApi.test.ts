@@ -1,7 +1,8 @@
 // @effect-diagnostics nodeBuiltinImport:off
 import { NodeHttpClient } from "@effect/platform-node"
 import { assert, describe, it } from "@effect/vitest"
-import { Clock, Effect, Exit, Fiber, Layer, Scope } from "effect"
+import { Clock, Effect, Exit, Fiber, Layer, References, Scope } from "effect"
+import { HttpClient } from "effect/http"
 import * as Http from "node:http"
 import type { AddressInfo, Socket } from "node:net"
 import { AcquireId, FencingToken, LockKey, OwnerId, SessionId } from "../../../src/core/lock/Lock.ts"
@@ -177,6 +178,23 @@ describe("HttpLockApi", () => {
       ).pipe(Effect.withSpan("payout"), Effect.provideService(TraceId, traceId))
       assert.include(String(server.seen[1]?.headers["traceparent"]), spanTraceId)
     })
+  )
+
+  it.live("carries a trace id where no spans are kept, too: the caller's, or one of its own", () =>
+    Effect.gen(function* () {
+      const server = yield* serverOf(json(200, sessionJson))
+      const api = yield* apiAt(server.url)
+      const traceId = "d10c00001111111122222222aaaaaaaa"
+      yield* Effect.provideService(api.heartbeat(sessionId, ownerId), TraceId, traceId)
+      yield* api.heartbeat(sessionId, ownerId)
+      const [first, second] = server.seen.map(({ headers }) => String(headers["traceparent"]))
+      assert.strictEqual(first, `00-${traceId}-${traceId.slice(16)}-01`)
+      assert.match(second ?? "", /^00-d10c0000[0-9a-f]{24}-[0-9a-f]{16}-01$/u)
+      // As a process without an endpoint has it (`platform/Telemetry.ts`).
+    }).pipe(
+      Effect.provideService(References.TracerEnabled, false),
+      Effect.provideService(HttpClient.TracerDisabledWhen, () => true)
+    )
   )
 
   it.live("answers each declared failure as its class", () =>

@@ -159,10 +159,25 @@ describe("telemetry", () => {
     }).pipe(Effect.provide(TestConsole.layer))
   )
 
-  it.effect("installs no tracer without an endpoint", () =>
+  it.effect("makes no span without an endpoint, and a line has the trace id alone", () =>
     Effect.gen(function* () {
-      const tracer = yield* withEnvironment({}, "stdout", Tracer.Tracer)
-      assert.strictEqual(tracer, Tracer.nativeTracer)
-    })
+      const spans: Array<string> = []
+      const counting = Tracer.make({
+        span: (options) => {
+          spans.push(options.name)
+          return new Tracer.NativeSpan(options)
+        }
+      })
+      const traceId = "0af7651916cd43dd8448eb211c80319c"
+      const work = Effect.logInfo("paid").pipe(Effect.withSpan("turn"), Effect.provideService(TraceId, traceId))
+      yield* withEnvironment({}, "stdout", Effect.provideService(work, Tracer.Tracer, counting))
+      assert.deepStrictEqual(spans, [])
+      const [line] = yield* TestConsole.logLines
+      const { spanId, traceId: told } = JSON.parse(String(line)) as Record<string, unknown>
+      assert.deepStrictEqual([told, spanId], [traceId, undefined])
+      // The planted violation: it is the layer that keeps the span from being made.
+      yield* Effect.provideService(work, Tracer.Tracer, counting)
+      assert.deepStrictEqual(spans, ["turn"])
+    }).pipe(Effect.provide(TestConsole.layer))
   )
 })
