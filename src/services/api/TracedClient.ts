@@ -8,19 +8,22 @@ import { activeSpan, spanIdOf, traceparent } from "../../core/Span.ts"
 import { TraceId } from "../../core/TraceId.ts"
 
 /**
- * Every request of this client carries a `traceparent`: of the active span, else of the trace id that the caller's own request
- * came with, so that one id is found on both sides, else of a trace of its own.
+ * Every request of this client carries the `traceparent` of the active span, else of the trace id that its caller works under,
+ * so that one id is found on both sides. What belongs to no trace (a heartbeat) begins one where spans are kept; elsewhere the
+ * service that is asked gives it an id.
  */
 export const traced = <E, R>(client: HttpClient.HttpClient.With<E, R>): HttpClient.HttpClient.With<E, R> =>
   HttpClient.makeWith<E, R, E, R>(
     (request) =>
       Effect.withFiber((fiber) => {
-        if (!fiber.getRef(References.TracerEnabled)) return client.postprocess(Effect.flatMap(request, withTraceparent))
-        const sent = client.postprocess(request)
         const traceId = fiber.getRef(TraceId)
-        return traceId === undefined || activeSpan(fiber) !== undefined
-          ? sent
-          : Effect.withParentSpan(sent, Tracer.externalSpan({ traceId, spanId: spanIdOf(traceId), sampled: true }))
+        if (traceId === undefined || activeSpan(fiber) !== undefined) return client.postprocess(request)
+        return fiber.getRef(References.TracerEnabled)
+          ? Effect.withParentSpan(
+              client.postprocess(request),
+              Tracer.externalSpan({ traceId, spanId: spanIdOf(traceId), sampled: true })
+            )
+          : client.postprocess(Effect.flatMap(request, withTraceparent))
       }),
     client.preprocess
   )
