@@ -28,7 +28,7 @@ import { judgeRun } from "./RunJudge.ts"
 import { markRun } from "./RunMarks.ts"
 import { writeReports } from "./RunReports.ts"
 import type { Result } from "./RunResult.ts"
-import { HELD, makeFaults } from "./SoakFaults.ts"
+import { makeFaults } from "./SoakFaults.ts"
 import { makeFleet, makeRoster, within } from "./SoakFleet.ts"
 import { concluded, isDecided, openOf, type StopPastLease, stopsPastLease } from "./SoakProof.ts"
 import type { Span, StartOptions } from "./World.ts"
@@ -235,14 +235,15 @@ const soak = Effect.fnUntraced(function* (
 
   // With a fence off a try without such a holder proves nothing; with two of them it is rarely left to chance.
   const wanted = on ? 1 : 2
-  for (let more = 1; more <= 3 && (ledger.took.get(HELD) ?? 0) < wanted; more++) {
+  const logs = () => Object.fromEntries(names.map((name) => [name, world.logOf(name)]))
+  let extra = 0
+  const stopsSoFar = () => stopsPastLease({ calls: world.calls, logs: logs() }).length
+  for (let more = 1; more <= 3 && stopsSoFar() < wanted; more++) {
     const free = workers.find((name) => !ledger.busy.has(name))
     if (free === undefined) break
     yield* say(`one more holder is to be stopped past its lease (${free})`)
-    for (let n = 1; n <= 3; n++) {
-      yield* Effect.ignore(within("30 seconds", "order")(order(options.payouts + more * 3 + n)))
-    }
-    yield* faults.hold(free)
+    const feed = Effect.suspend(() => Effect.ignore(order(options.payouts + ++extra)))
+    yield* faults.hold(free, Effect.andThen(feed, feed))
     yield* Effect.ignore(
       waitUntil(
         `${free} was stopped past its lease`,
@@ -297,7 +298,7 @@ const soak = Effect.fnUntraced(function* (
     history,
     calls: [...world.calls],
     spans: world.spans.map((span) => ({ ...span, to: Math.min(span.to, tapTime()) })),
-    logs: Object.fromEntries(names.map((name) => [name, world.logOf(name)]))
+    logs: logs()
   }
   markRun(marks, observed)
   const stops = stopsPastLease(observed)

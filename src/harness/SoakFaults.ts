@@ -81,6 +81,12 @@ export interface Ledger {
   readonly idle: Effect.Effect<void>
 }
 
+/** A failure tells the last words of a service, of which the beginning is enough here. */
+const oneLine = (text: string) => {
+  const line = text.replaceAll(/\s+/g, " ")
+  return line.length > 300 ? `${line.slice(0, 300)} ..` : line
+}
+
 export const makeLedger = Effect.fnUntraced(function* (of: {
   readonly marks: Marks
   readonly say: (text: string) => Effect.Effect<void>
@@ -101,7 +107,7 @@ export const makeLedger = Effect.fnUntraced(function* (of: {
         const miss = (why: string) =>
           Effect.suspend(() => {
             count(missed, what)
-            return say(`${what} (${name}) did not take: ${why}`)
+            return say(`${what} (${name}) did not take: ${oneLine(why)}`)
           })
         const whole = Effect.scoped(act).pipe(
           within(bound, `${what} (${name})`),
@@ -149,8 +155,8 @@ export interface Faults {
   readonly ledger: Ledger
   /** Deals until interrupted; what is under way then goes on. */
   readonly storm: Effect.Effect<never>
-  /** One more holder that is stopped past its lease, if nothing befalls this worker now. */
-  readonly hold: (worker: string) => Effect.Effect<void>
+  /** One more holder that is stopped past its lease, if nothing befalls this worker now; fed until it has something to hold. */
+  readonly hold: (worker: string, feed: Effect.Effect<unknown>) => Effect.Effect<void>
   /** What lasts need not last any longer: everything is undone as soon as may be. */
   readonly over: Effect.Effect<void>
 }
@@ -172,7 +178,7 @@ export const makeFaults = Effect.fnUntraced(function* (of: {
   const back = (name: string): Effect.Effect<void> =>
     Effect.retry(fleet.restore(name), { times: 1 }).pipe(
       Effect.catchTag("HarnessError", ({ message, step }) =>
-        say(`${name} is not back, which is left to the end: ${step}: ${message}`)
+        say(`${name} is not back, which is left to the end: ${step}: ${oneLine(message)}`)
       ),
       Effect.asVoid
     )
@@ -224,16 +230,17 @@ export const makeFaults = Effect.fnUntraced(function* (of: {
       return left <= 0 ? Effect.void : Effect.andThen(Effect.sleep(left), leaseOver(lock))
     })
 
-  const hold = (name: string, lastsMillis: number) =>
+  const hold = (name: string, lastsMillis: number, feed: Effect.Effect<unknown> = Effect.void) =>
     Effect.gen(function* () {
       const service = yield* fleet.start(name, stale)
-      const reached = yield* Effect.raceFirst(
+      const reached = yield* Effect.raceAllFirst([
         service.awaitRecord("comes to its submit", isStop, REACHES),
         Effect.andThen(
           Deferred.await(over),
           Effect.fail(new HarnessError({ step: `${name}: comes to its submit`, message: "the faults are over" }))
-        )
-      )
+        ),
+        Effect.forever(Effect.andThen(feed, Effect.sleep("4 seconds")))
+      ])
       const lock = lockOf(reached)
       if (lock === undefined) {
         return yield* new HarnessError({ step: `${name} stopped`, message: "its log does not say under which lock" })
@@ -265,7 +272,11 @@ export const makeFaults = Effect.fnUntraced(function* (of: {
         `${name} went on in its section ${(pastMillis / 1_000).toFixed(1)} s after its lease of ${key} under token ${token}${overtaken ? ", overtaken" : ""}`
       )
       return `${pastMillis} ms`
-    }).pipe(Effect.ensuring(back(name)))
+    }).pipe(
+      // Told to stop in order it would finish its turn first: it would come to its point, and stand there.
+      Effect.onError(() => Effect.ignore(fleet.kill(name))),
+      Effect.ensuring(back(name))
+    )
 
   const act = (name: string, drawn: Drawn) => {
     switch (drawn.what) {
@@ -311,7 +322,7 @@ export const makeFaults = Effect.fnUntraced(function* (of: {
         return Effect.andThen(deal(drawn), Effect.sleep(drawn.pauseMillis))
       })
     ),
-    hold: (worker) => ledger.befall(worker, HELD, hold(worker, 500)),
+    hold: (worker, feed) => ledger.befall(worker, HELD, hold(worker, 500, feed)),
     over: Effect.asVoid(Deferred.succeed(over, undefined))
   }
 })

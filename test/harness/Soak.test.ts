@@ -109,7 +109,7 @@ describe("a fault", () => {
       const { ledger, marks, said } = yield* ledgerOf
       yield* ledger.befall("w1", "stopped", Effect.succeed("state T"))
       yield* ledger.befall("w2", "stopped", Effect.fail(failing))
-      yield* ledger.befall("w3", "cut off", Effect.succeed(undefined))
+      yield* ledger.befall("w3", "cut off", Effect.as(Effect.void, undefined))
       yield* ledger.idle
       assert.deepStrictEqual([...ledger.took], [["stopped", 1]])
       assert.deepStrictEqual(
@@ -274,14 +274,19 @@ describe("the fleet of a soak", () => {
         }),
         scope
       )
-      yield* faults.hold("w1")
+      let fed = 0
+      yield* faults.hold(
+        "w1",
+        Effect.sync(() => ++fed)
+      )
       assert.strictEqual(running.get("w1"), "stale")
       yield* TestClock.adjust("46 seconds")
       yield* faults.ledger.idle
       assert.strictEqual(running.get("w1"), "usual")
+      assert.strictEqual(fed, 12)
       assert.deepStrictEqual([...faults.ledger.missed], [[HELD, 1]])
       // When the faults are over nobody waits for it.
-      yield* faults.hold("w1")
+      yield* faults.hold("w1", Effect.void)
       yield* faults.over
       yield* faults.ledger.idle
       assert.strictEqual(running.get("w1"), "usual")
