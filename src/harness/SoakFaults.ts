@@ -16,16 +16,16 @@ export const HELD = "holder stopped past its lease"
 
 /** What may befall, how often of a hundred, and for how long: least and most, in ms. */
 const table = [
-  { what: "worker stopped", often: 26, least: 200, most: 6_000 },
+  { what: "worker stopped", often: 28, least: 200, most: 6_000 },
   { what: "worker killed", often: 18, least: 300, most: 3_000 },
-  { what: "worker cut off", often: 18, least: 500, most: 5_000 },
+  { what: "worker cut off", often: 20, least: 500, most: 5_000 },
   { what: HELD, often: 20, least: 0, most: 3_000 },
-  { what: "lock service killed", often: 4, least: 300, most: 3_000, target: "lock-server" },
-  { what: "resource killed", often: 3, least: 300, most: 3_000, target: "payment-resource" },
-  { what: "proxy killed", often: 3, least: 300, most: 3_000, target: "rail-proxy" },
+  { what: "lock service killed", often: 3, least: 300, most: 3_000, target: "lock-server" },
+  { what: "resource killed", often: 2, least: 300, most: 3_000, target: "payment-resource" },
+  { what: "proxy killed", often: 2, least: 300, most: 3_000, target: "rail-proxy" },
   { what: "reconciler killed", often: 2, least: 300, most: 3_000, target: "reconciler" },
   { what: "proxy stopped", often: 3, least: 200, most: 2_500, target: "rail-proxy" },
-  { what: "lock backend killed", often: 3, least: 300, most: 3_000, target: "lockdb" }
+  { what: "lock backend killed", often: 2, least: 300, most: 3_000, target: "lockdb" }
 ] as const
 
 export interface Drawn {
@@ -147,7 +147,7 @@ const WORKERS_AT_ONCE = 5
 const HOLDS_AT_ONCE = 2
 /** For a payout to come to a worker, and for its successor to be done. */
 const REACHES = "45 seconds"
-const SUCCEEDS = "12 seconds"
+const SUCCEEDS = "20 seconds"
 const NOTICED = "20 seconds"
 const ACT_BOUND = "240 seconds"
 
