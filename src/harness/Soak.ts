@@ -18,7 +18,6 @@ import { Marks } from "../sim/Marks.ts"
 import { simplest } from "../sim/RunSpec.ts"
 import type { DrillReport, Observed } from "./DrillRun.ts"
 import { soakDrill } from "./Drills.ts"
-import { AMOUNT_MINOR } from "./Experiment.ts"
 import * as Ground from "./Ground.ts"
 import { tapTime } from "./HttpTap.ts"
 import type { BackendKind } from "./LockBackends.ts"
@@ -30,6 +29,7 @@ import { writeReports } from "./RunReports.ts"
 import type { Result } from "./RunResult.ts"
 import { makeFaults } from "./SoakFaults.ts"
 import { makeFleet, makeRoster, within } from "./SoakFleet.ts"
+import { ACCOUNTS, BOUND_MILLIS, makeOrders, misbehavingRail, type Say, settle } from "./SoakOrders.ts"
 import { concluded, isDecided, openOf, type StopPastLease, stopsPastLease } from "./SoakProof.ts"
 import type { Span, StartOptions } from "./World.ts"
 
@@ -47,10 +47,6 @@ export interface SoakOptions {
 }
 
 const TRIES = 3
-const ACCOUNTS = 40
-/** From the end of healing on. */
-const BOUND_MILLIS = 180_000
-const TELL_MILLIS = 10_000
 /** Longer than any stop of the proxy: that is what finality stands for. */
 const FINALITY_MILLIS = 6_000
 const servers = ["lock-server", "payment-resource", "rail", "rail-proxy", "reconciler"]
@@ -75,7 +71,6 @@ const stale: StartOptions = {
   }
 }
 
-type Say = (text: string) => Effect.Effect<void>
 const total = (counts: ReadonlyMap<string, number>) => [...counts.values()].reduce((sum, one) => sum + one, 0)
 const listed = (counts: ReadonlyMap<string, number>) =>
   [...counts].map(([name, times]) => `${times} ${name}`).join(", ")
@@ -336,72 +331,6 @@ const soak = Effect.fnUntraced(function* (
   }
   return { report, verdicts, stops, took: ledger.took, missed: ledger.missed }
 }, Effect.scoped)
-
-/** It answers late, refuses, breaks off, and is silent whether it has paid or not. */
-const misbehavingRail = Effect.fnUntraced(function* (world: ProcessWorld.ProcessWorld, seed: number) {
-  const { url } = yield* world.at("rail")
-  yield* world.ask("PUT", `${url}/control`, {
-    latency: { fixedMillis: 20, jitterMillis: 300 },
-    holdMillis: ProcessWorld.lab.readTimeoutMillis * 2,
-    seed: seed & 0xffff,
-    rates: { timeoutPaid: 0.02, timeoutUnpaid: 0.02, decline: 0.03, http5xx: 0.01, reset: 0.01 }
-  })
-})
-
-/** Accounts with money for all of it, and what is asked of the resource wherever it runs at the moment. */
-const makeOrders = Effect.fnUntraced(function* (world: ProcessWorld.ProcessWorld, payouts: number) {
-  const accounts = new Set(Array.from({ length: ACCOUNTS }, (_, i) => `soak-${i + 1}`))
-  const post = (path: string, body: object, key?: string) =>
-    Effect.flatMap(world.at("payment-resource"), ({ url }) => world.ask("POST", `${url}${path}`, body, key))
-  for (const accountId of accounts) {
-    yield* post("/v1/accounts", {
-      accountId,
-      currency: "EUR",
-      openingBalanceMinor: String(AMOUNT_MINOR * payouts)
-    })
-  }
-  return {
-    accounts,
-    /** May be repeated: the order has a key of its own. */
-    order: (n: number) =>
-      post(
-        "/v1/payouts",
-        {
-          accountId: `soak-${(n % ACCOUNTS) + 1}`,
-          amountMinor: String(AMOUNT_MINOR),
-          currency: "EUR",
-          beneficiary: "NL00TEST0000000001"
-        },
-        `soak-order-${n}`
-      ),
-    states: within("10 seconds", "read the states of the payouts")(world.states(accounts))
-  }
-})
-
-/** Waits until all are settled, and tells meanwhile which are not. False: not within the bound. */
-const settle = Effect.fnUntraced(function* (of: {
-  readonly states: Effect.Effect<ReadonlyArray<ProcessWorld.PayoutNow>, HarnessError>
-  readonly atLeast: number
-  readonly since: number
-  readonly say: Say
-}) {
-  let toldAt = of.since
-  for (;;) {
-    const all = yield* Effect.retry(of.states, { times: 3 })
-    const { count, text } = openOf(all)
-    if (all.length >= of.atLeast && count === 0) return true
-    const now = tapTime()
-    if (now - of.since > BOUND_MILLIS) {
-      yield* of.say(`NOT SETTLED within ${BOUND_MILLIS / 1_000} s: ${openOf(all, 50).text}`)
-      return false
-    }
-    if (now - toldAt >= TELL_MILLIS) {
-      toldAt = now
-      yield* of.say(`${count} of ${all.length} payouts are open: ${text}`)
-    }
-    yield* Effect.sleep("500 millis")
-  }
-})
 
 /** A proxy that is stopped for longer than finality stands for pays late: then the machine was at fault, not the system. */
 const notLateByOurselves = (spans: ReadonlyArray<Span>): Effect.Effect<void, HarnessError> => {
