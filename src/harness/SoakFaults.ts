@@ -203,8 +203,14 @@ export const makeFaults = Effect.fnUntraced(function* (of: {
       const proof = yield* world.cut(name, to, rule)
       yield* linger(lastsMillis)
       const seen = Effect.map(proof, (found) => found !== undefined)
-      yield* Effect.ignore(Effect.raceFirst(waitUntil("it is noticed", seen, NOTICED), Deferred.await(over)))
-      return yield* proof
+      const early = Effect.as(Deferred.await(over), "the faults are over")
+      const noticed = Effect.as(waitUntil(`${name} misses ${to}`, seen, NOTICED), "")
+      const ended = yield* Effect.raceFirst(noticed, early)
+      const found = yield* proof
+      if (found === undefined && ended !== "") {
+        return yield* new HarnessError({ step: `${name} misses ${to}`, message: ended })
+      }
+      return found
     })
 
   const isStop = (record: LogRecord) => isEvent("fault_point")(record) && record["action"] === "stop"
