@@ -180,10 +180,8 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => p
 const load = await startCallers()
 await sleep(2_000)
 const findings = []
-for (const [service, broken] of [
-  ["lock-server", { LOCK_PG_URL: "postgres://dlock_lock_server:wrong@lockdb:5432/lockdb" }],
-  ["payment-resource", { PAYMENT_PG_URL: "postgres://dlock_payment:wrong@paydb:5432/paydb" }]
-]) {
+/** A version that can not work, taken away again; then one that can. */
+const rollOut = async (service, broken) => {
   const first = nameOf(service)
   const undone = await replace(service, first, { name: "broken", settings: broken, withinMillis: 8_000 })
   if (undone !== first) findings.push(`${service}: a version that can not work took over`)
@@ -191,8 +189,12 @@ for (const [service, broken] of [
   if (second === undone) findings.push(`${service}: the next version did not become healthy`)
   if (docker("inspect", "--format", "{{.State.ExitCode}}", first) !== "0")
     findings.push(`${service}: the old one did not end in order`)
-  await sleep(2_000)
 }
+await Promise.all([
+  rollOut("lock-server", { LOCK_PG_URL: "postgres://dlock_lock_server:wrong@lockdb:5432/lockdb" }),
+  rollOut("payment-resource", { PAYMENT_PG_URL: "postgres://dlock_payment:wrong@paydb:5432/paydb" })
+])
+await sleep(2_000)
 const seen = await load.finish()
 say(
   `${seen.ordered} orders and ${seen.locked} locks; ${seen.retried} calls and ${seen.retriedLocks} locks were asked for again; ` +
