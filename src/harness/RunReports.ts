@@ -37,16 +37,20 @@ const endOf = ({ history }: Pick<Shown, "history">): string => {
     .join("; ")
 }
 
-export const commandOf = (name: string, backend: string, { payment, rail }: FencingSwitches): string =>
-  `node dist/main.js scenario run '${name}' --backend ${backend}${payment ? "" : " --payment-fencing off"}${rail ? "" : " --rail-fencing off"}`
+/** The options of a command that runs on a backend under these fences. */
+export const groundOf = (backend: string, { payment, rail }: FencingSwitches): string =>
+  `--backend ${backend}${payment ? "" : " --payment-fencing off"}${rail ? "" : " --rail-fencing off"}`
 
-const shownOf = (report: DrillReport, file: string): Shown => ({
+export const commandOf = (name: string, backend: string, switches: FencingSwitches): string =>
+  `node dist/main.js scenario run '${name}' ${groundOf(backend, switches)}`
+
+const shownOf = (report: DrillReport, file: string, command: string | undefined): Shown => ({
   ...report,
   name: report.drill.name,
   faults: report.dealt.map(({ fault, proof }) => `${fault}: ${proof ?? "NOT SEEN"}`),
   end: endOf(report),
   replay: [
-    commandOf(report.drill.name, report.backend, switchesOf(report)),
+    command ?? commandOf(report.drill.name, report.backend, switchesOf(report)),
     `node dist/main.js check ${file}`,
     `node dist/main.js sim replay ${file}`
   ],
@@ -115,7 +119,13 @@ const write = (file: string, content: string) =>
 export const writeReports = Effect.fnUntraced(function* (
   wanted: string,
   results: ReadonlyArray<Result>,
-  of: { readonly backend: string; readonly document: object; readonly switches: FencingSwitches }
+  of: {
+    readonly backend: string
+    readonly document: object
+    readonly switches: FencingSwitches
+    /** What runs it again; by default `scenario run` of its name. */
+    readonly command?: string
+  }
 ) {
   const directory = resolve(wanted)
   yield* Effect.try({
@@ -129,7 +139,7 @@ export const writeReports = Effect.fnUntraced(function* (
     const name = fileOf(report.drill.name, report.backend, switchesOf(report))
     const file = join(directory, `${name}.json`)
     yield* write(file, yield* toJson(report))
-    const runs = [runPage(shownOf(report, file)), ...(yield* others(directory, report))]
+    const runs = [runPage(shownOf(report, file, of.command)), ...(yield* others(directory, report))]
     const page = timelinePage(
       `${report.drill.scenario.title}: ${report.drill.name}`,
       `${report.drill.shows}. Real processes, ${report.backend === "pg" ? "PostgreSQL" : "etcd"} under the lock service.`,

@@ -25,7 +25,7 @@ import { HarnessError, waitUntil } from "./Processes.ts"
 import * as ProcessWorld from "./ProcessWorld.ts"
 import { judgeRun } from "./RunJudge.ts"
 import { markRun } from "./RunMarks.ts"
-import { writeReports } from "./RunReports.ts"
+import { groundOf, writeReports } from "./RunReports.ts"
 import type { Result } from "./RunResult.ts"
 import { makeFaults } from "./SoakFaults.ts"
 import { makeFleet, makeRoster, within } from "./SoakFleet.ts"
@@ -123,7 +123,8 @@ export const run = Effect.fnUntraced(
     const files = yield* writeReports(options.report, [result], {
       backend: `${options.backend}-soak`,
       document,
-      switches
+      switches,
+      command: `node dist/main.js soak --minutes ${options.minutes} --seed ${seed} --payouts ${options.payouts} --workers ${options.workers} ${groundOf(options.backend, switches)}`
     })
     if (options.json) yield* Console.log(JSON.stringify(document))
     else {
