@@ -49,7 +49,6 @@ export const within =
     })
 
 export interface Fleet {
-  readonly usual: (name: string) => StartOptions
   /** Starts it anew, with what it is to do at its fault points. Its process when it listens. */
   readonly start: (name: string, options: StartOptions) => Effect.Effect<ServiceProcess, HarnessError>
   /** As it usually is, again: nothing when it is. */
@@ -149,7 +148,6 @@ export const makeFleet = Effect.fnUntraced(function* (of: {
   }).pipe(within("240 seconds", "bring everybody back"))
 
   return {
-    usual,
     start,
     restore,
     kill,

@@ -22,8 +22,7 @@ import {
   type RowReport
 } from "../../src/harness/Experiment.ts"
 import { exitCodeOf } from "../../src/services/platform/ExitCodes.ts"
-import { emptyDirectory, nothingLeft, portsOf, processesOf, type Run, run } from "../support/leftovers.ts"
-import { waitUntil } from "../support/waitUntil.ts"
+import { emptyDirectory, interruptedAt, type Moment, type Run } from "../support/leftovers.ts"
 
 const rows: ReadonlyArray<MatrixRow> = matrix.map((switches) => ({
   ...expectedRow(switches),
@@ -135,60 +134,24 @@ describe("the demo's verdict", () => {
 
 const further = Effect.orDie(Config.withDefault(Config.Int("DLOCK_INTERRUPTS"), 0))
 
-interface Moment {
-  readonly name: string
-  readonly signal: "SIGINT" | "SIGKILL"
-  /** Whether something runs by then that could be left behind. */
-  readonly startsOthers: boolean
-  /** Whether it is now, asked again and again. */
-  readonly come: (demo: Run, temporary: string) => boolean
-}
-
 const stopped = (demo: Run) => demo.stderr().includes("is stopped under token")
 
 const moments: ReadonlyArray<Moment> = [
   {
     name: "Ctrl-C while PostgreSQL starts",
     signal: "SIGINT",
-    startsOthers: true,
+    moreThan: 1,
     come: (_, temporary) => fs.readdirSync(temporary).some((name) => name.startsWith("dlock-pgdata-"))
   },
-  { name: "SIGKILL while W1 is stopped", signal: "SIGKILL", startsOthers: true, come: stopped }
+  { name: "SIGKILL while W1 is stopped", signal: "SIGKILL", moreThan: 1, come: stopped }
 ]
 
 const furtherMoments: ReadonlyArray<Moment> = [
-  { name: "Ctrl-C while W1 is stopped", signal: "SIGINT", startsOthers: true, come: stopped }
+  { name: "Ctrl-C while W1 is stopped", signal: "SIGINT", moreThan: 1, come: stopped }
 ]
 
-/** Runs the demo until its moment, and shows that nothing is left of it. */
-const interruptedAt = ({ come, name, signal, startsOthers }: Moment, temporary: string) =>
-  Effect.gen(function* () {
-    const demo = yield* run(["demo", "--report", path.join(temporary, "report")], {
-      cwd: temporary,
-      environment: { TMPDIR: temporary }
-    })
-    yield* waitUntil(
-      `the moment of "${name}" has come`,
-      Effect.sync(() => {
-        assert.isUndefined(demo.exit(), demo.stderr())
-        return come(demo, temporary)
-      }),
-      "90 seconds"
-    )
-    const pids = processesOf(temporary)
-    const ports = portsOf(pids)
-    if (startsOthers) assert.isAbove(pids.length, 1, "the demo had started others")
-    demo.child.kill(signal)
-    yield* waitUntil(
-      "the demo has ended",
-      Effect.sync(() => demo.exit() !== undefined),
-      "40 seconds"
-    )
-    assert.strictEqual(demo.exit(), signal === "SIGINT" ? 130 : "SIGKILL", demo.stderr())
-    // Who was killed can not wait for the rest; its watchdogs do that.
-    const within = signal === "SIGINT" ? "2 seconds" : "30 seconds"
-    yield* nothingLeft(temporary, ports, within, name)
-  }).pipe(Effect.scoped)
+const demoInterruptedAt = (moment: Moment, temporary: string) =>
+  interruptedAt(["demo", "--report", path.join(temporary, "report")], moment, { temporary, comesWithin: "90 seconds" })
 
 describe.skipIf(process.platform !== "linux")("the demo, interrupted,", () => {
   it.live(
@@ -199,7 +162,7 @@ describe.skipIf(process.platform !== "linux")("the demo, interrupted,", () => {
         const temporary = yield* emptyDirectory(os.tmpdir())
         const count = yield* further
         for (const moment of count === 0 ? moments : [...moments, ...furtherMoments]) {
-          yield* interruptedAt(moment, temporary)
+          yield* demoInterruptedAt(moment, temporary)
         }
         for (let n = 0; n < count; n++) {
           const pause = yield* Random.nextIntBetween(500, 45_000)
@@ -211,7 +174,7 @@ describe.skipIf(process.platform !== "linux")("the demo, interrupted,", () => {
           const come = (demo: Run) =>
             process.hrtime.bigint() - start > BigInt(pause) * 1_000_000n ||
             demo.stderr().split("is stopped under token").length > matrix.length
-          yield* interruptedAt({ name, signal, startsOthers: false, come }, temporary)
+          yield* demoInterruptedAt({ name, signal, moreThan: undefined, come }, temporary)
         }
       }).pipe(Effect.scoped),
     3_600_000

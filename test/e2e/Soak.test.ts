@@ -4,12 +4,11 @@
  *
  * Takes two minutes, so only when asked for: DLOCK_INTERRUPTS=1 npx vitest run test/e2e/Soak.test.ts
  */
-import { assert, describe, it } from "@effect/vitest"
+import { describe, it } from "@effect/vitest"
 import { Config, Console, Effect } from "effect"
 import * as fs from "node:fs"
 import * as os from "node:os"
-import { emptyDirectory, nothingLeft, portsOf, processesOf, type Run, run } from "../support/leftovers.ts"
-import { waitUntil } from "../support/waitUntil.ts"
+import { emptyDirectory, interruptedAt, type Moment, processesOf, type Run } from "../support/leftovers.ts"
 
 const isStopped = (pid: number): boolean => {
   try {
@@ -19,56 +18,26 @@ const isStopped = (pid: number): boolean => {
   }
 }
 
-interface Moment {
-  readonly name: string
-  readonly signal: "SIGINT" | "SIGKILL"
-  readonly come: (soak: Run, temporary: string) => boolean
-}
-
 const runs = (soak: Run) => soak.stderr().includes("everything runs")
+const stands = (soak: Run, temporary: string) => runs(soak) && processesOf(temporary).some(isStopped)
+const moreThan = 8
 const moments: ReadonlyArray<Moment> = [
-  { name: "Ctrl-C while it starts", signal: "SIGINT", come: (_, temporary) => processesOf(temporary).length > 8 },
   {
-    name: "Ctrl-C while a worker is stopped",
+    name: "Ctrl-C while it starts",
     signal: "SIGINT",
-    come: (soak, temporary) => runs(soak) && processesOf(temporary).some(isStopped)
+    moreThan,
+    come: (_, temporary) => processesOf(temporary).length > moreThan
   },
+  { name: "Ctrl-C while a worker is stopped", signal: "SIGINT", moreThan, come: stands },
+  { name: "SIGKILL while a worker is stopped", signal: "SIGKILL", moreThan, come: stands },
   {
-    name: "SIGKILL while a worker is stopped",
-    signal: "SIGKILL",
-    come: (soak, temporary) => runs(soak) && processesOf(temporary).some(isStopped)
-  },
-  { name: "Ctrl-C while it heals", signal: "SIGINT", come: (soak) => soak.stderr().includes("the faults are over") }
+    name: "Ctrl-C while it heals",
+    signal: "SIGINT",
+    moreThan,
+    come: (soak) => soak.stderr().includes("the faults are over")
+  }
 ]
-
-const interruptedAt = ({ come, name, signal }: Moment, temporary: string) =>
-  Effect.gen(function* () {
-    const soak = yield* run(["soak", "--minutes", "1", "--seed", "3", "--workers", "4", "--payouts", "40"], {
-      cwd: temporary,
-      environment: { TMPDIR: temporary }
-    })
-    yield* waitUntil(
-      `the moment of "${name}" has come`,
-      Effect.sync(() => {
-        assert.isUndefined(soak.exit(), soak.stderr())
-        return come(soak, temporary)
-      }),
-      "120 seconds"
-    )
-    const pids = processesOf(temporary)
-    const ports = portsOf(pids)
-    assert.isAbove(pids.length, 8, "the soak had started others")
-    soak.child.kill(signal)
-    yield* waitUntil(
-      "the soak has ended",
-      Effect.sync(() => soak.exit() !== undefined),
-      "40 seconds"
-    )
-    assert.strictEqual(soak.exit(), signal === "SIGINT" ? 130 : "SIGKILL", soak.stderr())
-    // Who was killed can not wait for the rest; its watchdogs do that.
-    yield* nothingLeft(temporary, ports, signal === "SIGINT" ? "2 seconds" : "30 seconds", name)
-    yield* Console.error(`nothing is left after: ${name}`)
-  }).pipe(Effect.scoped)
+const args = ["soak", "--minutes", "1", "--seed", "3", "--workers", "4", "--payouts", "40"]
 
 describe.skipIf(process.platform !== "linux")("a soak, interrupted,", () => {
   it.live(
@@ -78,7 +47,10 @@ describe.skipIf(process.platform !== "linux")("a soak, interrupted,", () => {
         if ((yield* Config.withDefault(Config.Int("DLOCK_INTERRUPTS"), 0)) === 0) return
         // One for all moments: the copy of PostgreSQL in it is made once.
         const temporary = yield* emptyDirectory(os.tmpdir())
-        for (const moment of moments) yield* interruptedAt(moment, temporary)
+        for (const moment of moments) {
+          yield* interruptedAt(args, moment, { temporary, comesWithin: "120 seconds" })
+          yield* Console.error(`nothing is left after: ${moment.name}`)
+        }
       }).pipe(Effect.scoped),
     600_000
   )

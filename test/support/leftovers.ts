@@ -127,6 +127,47 @@ export const run = (
     ({ child, exit }) => Effect.sync(() => void (exit() === undefined && child.kill("SIGKILL")))
   )
 
+/** When a command is interrupted or killed, and what runs by then. */
+export interface Moment {
+  readonly name: string
+  readonly signal: "SIGINT" | "SIGKILL"
+  /** More processes than this run by then; undefined: it does not matter. */
+  readonly moreThan: number | undefined
+  /** Whether it is now, asked again and again. */
+  readonly come: (command: Run, temporary: string) => boolean
+}
+
+/** Runs a command until its moment, and shows that nothing is left of it. */
+export const interruptedAt = (
+  args: ReadonlyArray<string>,
+  { come, moreThan, name, signal }: Moment,
+  of: { readonly temporary: string; readonly comesWithin: Duration.Input }
+): Effect.Effect<void> =>
+  Effect.gen(function* () {
+    const { comesWithin, temporary } = of
+    const command = yield* run(args, { cwd: temporary, environment: { TMPDIR: temporary } })
+    yield* waitUntil(
+      `the moment of "${name}" has come`,
+      Effect.sync(() => {
+        assert.isUndefined(command.exit(), command.stderr())
+        return come(command, temporary)
+      }),
+      comesWithin
+    )
+    const pids = processesOf(temporary)
+    const ports = portsOf(pids)
+    if (moreThan !== undefined) assert.isAbove(pids.length, moreThan, "it had started others")
+    command.child.kill(signal)
+    yield* waitUntil(
+      "the command has ended",
+      Effect.sync(() => command.exit() !== undefined),
+      "40 seconds"
+    )
+    assert.strictEqual(command.exit(), signal === "SIGINT" ? 130 : "SIGKILL", command.stderr())
+    // Who was killed can not wait for the rest; its watchdogs do that.
+    yield* nothingLeft(temporary, ports, signal === "SIGINT" ? "2 seconds" : "30 seconds", name)
+  }).pipe(Effect.scoped)
+
 /**
  * An empty directory like the temporary one, that everybody may enter and write to: as root PostgreSQL runs as `nobody`,
  * and removes its own data when its parent is killed. Gone with the scope.
