@@ -16,6 +16,7 @@ import * as http from "node:http"
 import * as os from "node:os"
 import * as path from "node:path"
 import { fileURLToPath } from "node:url"
+import * as DirectoryGuard from "./DirectoryGuard.ts"
 import { type DebianPackage, downloadScript } from "./DebianPackage.ts"
 import { freePort, isFree } from "./Loopback.ts"
 import * as Pid from "./Pid.ts"
@@ -297,11 +298,11 @@ const isHealthy = (ports: EtcdPorts) =>
 
 const dataDirectory = (storage: EmbeddedEtcdOptions["storage"]) => {
   if (storage.kind === "temporary") {
-    // The shell removes it as well; this one covers a server that is down when the scope closes.
+    // The shell removes it as well; these cover a server that is down when the scope closes, or when this process is killed.
     return Effect.acquireRelease(
       attempt("start", "creating the data directory", () => fs.mkdtemp(path.join(os.tmpdir(), "dlock-etcddata-"))),
       (directory) => Effect.promise(() => fs.rm(directory, { recursive: true, force: true, maxRetries: 5 }))
-    )
+    ).pipe(Effect.tap((directory) => DirectoryGuard.guard(directory)))
   }
   const directory = path.resolve(storage.directory)
   return Effect.as(

@@ -15,6 +15,7 @@ import * as crypto from "node:crypto"
 import * as fs from "node:fs/promises"
 import * as os from "node:os"
 import * as path from "node:path"
+import * as DirectoryGuard from "./DirectoryGuard.ts"
 import { freePort, isFree } from "./Loopback.ts"
 import * as Pid from "./Pid.ts"
 import { attempt, type EmbeddedPostgresError, failure, install } from "./PostgresBinaries.ts"
@@ -421,13 +422,13 @@ const dataDirectory = (storage: EmbeddedPostgresOptions["storage"], base: string
   const own = (directory: string) =>
     account.uid === undefined ? Promise.resolve() : fs.chown(directory, account.uid, account.gid ?? account.uid)
   if (storage.kind === "temporary") {
-    // The shell removes it as well; this one covers a server that is down when the scope closes.
+    // The shell removes it as well; these cover a server that is down when the scope closes, or when this process is killed.
     return Effect.acquireRelease(
       attempt("start", "creating the data directory", () =>
         fs.mkdtemp(path.join(base, "dlock-pgdata-")).then((directory) => own(directory).then(() => directory))
       ),
       (directory) => Effect.promise(() => fs.rm(directory, { recursive: true, force: true, maxRetries: 5 }))
-    )
+    ).pipe(Effect.tap((directory) => DirectoryGuard.guard(directory, account)))
   }
   return Effect.gen(function* () {
     const directory = path.resolve(storage.directory)

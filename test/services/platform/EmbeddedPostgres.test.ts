@@ -150,10 +150,21 @@ describe("EmbeddedPostgres", () => {
           }),
         { concurrency: "unbounded" }
       )
-      yield* waitUntil(
+      const binariesAlone = waitUntil(
         "only the copy of the binaries is left",
         Effect.map(listing(tmp), (names) => names.length === 1 && names[0]?.startsWith("dlock-pg-16") === true)
       )
+      yield* binariesAlone
+      // A server that was killed leaves its data for a restart, and the shell that removes them is gone with it.
+      const server = yield* serverProcess({ tmp })
+      process.kill(server.pid, "SIGKILL")
+      yield* waitUntil(
+        "PostgreSQL has ended",
+        Effect.sync(() => !isAlive(server.pid))
+      )
+      assert.isTrue((yield* listing(tmp)).some((name) => name.startsWith("dlock-pgdata-")))
+      server.process.kill("SIGKILL")
+      yield* binariesAlone
     })
   )
 
