@@ -27,8 +27,10 @@ import type { GrantLease } from "./EtcdLeasesAhead.ts"
 import { sessionFailure, sessionKeys } from "./EtcdSessions.ts"
 import {
   type Doubt,
+  endedHere,
   expiryToShow,
   floorOf,
+  forget,
   heldMillis,
   isGrant,
   isUnknown,
@@ -56,7 +58,7 @@ const looksFree = ({ contended, grants, now, sessions }: State, { key, ownerId, 
   sessions.get(sessionId)?.ownerId === ownerId
 
 export const tryAcquire = Effect.fnUntraced(function* (state: State, request: AcquireRequest, budget: Budget) {
-  const { ahead, at, client, leases, memory, shortMemory } = state
+  const { ahead, at, client, memory, shortMemory } = state
   const { acquireId, key, ownerId, sessionId, ttlMillis } = request
   const acquired = at.acquire(sessionId, key, acquireId)
   const keys = [...sessionKeys(state, sessionId), acquired, at.lock(key), at.held(key), at.floor]
@@ -149,9 +151,7 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
               inUse = isUnknown(failure)
               isNew = false
             })
-          ),
-          // Without its session the grant before is free, whoever gets the key now.
-          Effect.ensuring(holder === undefined ? Effect.void : leases.finish(holder.lease))
+          )
         )
       const isGranted = value.succeeded || (repeated && readStored(found(value)[4])?.lease === own.id)
       if (isGranted && last !== undefined) tell(state, key, last, end)
@@ -165,7 +165,8 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
           lease: own.id
         }
         const expiresAt = grantedAt + kept
-        remember(state, key, stored, expiresAt)
+        if (holder !== undefined) yield* endedHere(state, key, holder)
+        remember(state, key, stored, expiresAt, own)
         state.contended.delete(key)
         return answerOf(key, stored, expiresAt, kept)
       }
@@ -179,7 +180,7 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
     attempt,
     Effect.suspend(() => {
       if (lease === undefined || inUse) return Effect.void
-      return isNew ? ahead.giveBack(ttlMillis, lease) : leases.finish(lease.id)
+      return isNew ? ahead.giveBack(lease) : state.leases.finish(lease.id)
     })
   )
 })
@@ -216,7 +217,7 @@ const answerAgain = Effect.fnUntraced(function* (
   view: Parameters<typeof found>[0],
   budget: Budget
 ): Effect.fn.Return<LockGrant | undefined, LockLost | Doubt> {
-  const { at, client, leases } = state
+  const { at, client } = state
   const holder = readStored(found(view)[4])
   if (holder !== undefined && (before === undefined || holder.revision === before.create_revision)) {
     const remaining = yield* client.remaining(holder.lease, budget)
@@ -234,8 +235,14 @@ const answerAgain = Effect.fnUntraced(function* (
       remember(state, key, holder, expiresAt)
       return answerOf(key, holder, expiresAt, remaining)
     }
-    // Less than a second is nothing to work with, and a definite end is better than a grant that dies on the way.
-    yield* leases.finish(holder.lease)
+    // Less than a second is nothing to work with, and a definite end is better than a grant that dies on the way. The
+    // sweep finds `held` alone and tells that it has expired.
+    const gone = yield* client.txn(
+      { compare: [revisionIs(at.lock(key), holder.revision)], success: [remove(at.lock(key))] },
+      budget
+    )
+    if (!gone.value.succeeded) return undefined
+    yield* endedHere(state, key, holder)
     return yield* new LockLost({ key, token: holder.token, reason: "expired" })
   }
   if (before === undefined) return undefined
@@ -261,8 +268,10 @@ export const renew = Effect.fnUntraced(function* (
     const alive = yield* client.keepAlive(own.lease, budget)
     const { value } = yield* look(state, [at.lock(key), at.session(own.grant.sessionId)], budget)
     const [lock, session] = found(value)
-    if (lock?.mod_revision !== own.revision || session === undefined)
+    if (lock?.mod_revision !== own.revision || session === undefined) {
+      forget(state, key, token)
       return yield* lost(state, key, ownerId, token, budget)
+    }
     if (alive === null || alive.term !== value.header.raft_term) continue
     const expiresAt = Math.max(knownExpiry(state, key, own), sentAt + alive.ttlMillis)
     remember(state, key, own, expiresAt)
@@ -322,6 +331,10 @@ const ending = (state: State, key: LockKey, { grant, token }: Stored, end: Grant
     ]
   })
 
+/** Whether it is this call that has ended the grant. */
+const hasEnded = (state: State, key: LockKey, token: FencingToken, by: string) => (budget: Budget) =>
+  Effect.map(look(state, [state.at.ended(key, token)], budget), ({ value }) => readEnded(found(value)[0])?.by === by)
+
 export const release = Effect.fnUntraced(function* (
   state: State,
   key: LockKey,
@@ -329,7 +342,7 @@ export const release = Effect.fnUntraced(function* (
   token: FencingToken,
   budget: Budget
 ) {
-  const { at, client, leases } = state
+  const { at, client } = state
   const own = yield* ownGrant(state, key, ownerId, token, budget)
   const by = state.callName()
   const { repeated, value } = yield* client
@@ -341,16 +354,18 @@ export const release = Effect.fnUntraced(function* (
       },
       budget
     )
-    .pipe(Effect.onError(() => leases.finishIfGone(own.lease, at.lock(key), own.revision)))
+    .pipe(Effect.onError(() => state.leases.finishIf(own.lease, hasEnded(state, key, token, by))))
   const isOurs = value.succeeded || (repeated && readEnded(found(value)[0])?.by === by)
-  if (!isOurs) return yield* lost(state, key, ownerId, token, budget)
-  state.grants.delete(key)
-  yield* leases.finish(own.lease)
+  if (!isOurs) {
+    forget(state, key, token)
+    return yield* lost(state, key, ownerId, token, budget)
+  }
+  yield* endedHere(state, key, own)
   return { heldMillis: Math.max(0, state.now() - own.grant.grantedAt) }
 })
 
 export const revoke = Effect.fnUntraced(function* (state: State, request: RevokeRequest, budget: Budget) {
-  const { at, client, leases } = state
+  const { at, client } = state
   const { expectedToken, key, operator, reason, revocationId } = request
   const revocation = at.revocation(key, revocationId)
   const by = state.callName()
@@ -363,7 +378,7 @@ export const revoke = Effect.fnUntraced(function* (state: State, request: Revoke
     const holder = readStored(lock)
     if (before !== undefined && done !== undefined) {
       // Our own first try, whose answer was lost, has ended it.
-      if (done.by === by && tried !== undefined) yield* leases.finish(tried.lease)
+      if (done.by === by && tried !== undefined) yield* endedHere(state, key, tried)
       return {
         key,
         revokedToken: BigInt(done.token) as FencingToken,
@@ -400,10 +415,9 @@ export const revoke = Effect.fnUntraced(function* (state: State, request: Revoke
         },
         budget
       )
-      .pipe(Effect.onError(() => leases.finishIfGone(holder.lease, at.lock(key), holder.revision)))
+      .pipe(Effect.onError(() => state.leases.finishIf(holder.lease, hasEnded(state, key, holder.token, by))))
     if (value.succeeded) {
-      state.grants.delete(key)
-      yield* leases.finish(holder.lease)
+      yield* endedHere(state, key, holder)
       return {
         key,
         revokedToken: holder.token,

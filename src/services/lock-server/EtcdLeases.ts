@@ -2,8 +2,14 @@
  * The leases that are not a holder's: those under which ended things are remembered, and those that are finished.
  */
 import { Clock, Deferred, Effect, FiberSet, type Scope, Semaphore } from "effect"
-import { type Budget, type EtcdClient, type EtcdOutage, type Lease, randomLeaseId } from "./EtcdClient.ts"
-import { revisionIs } from "./EtcdLayout.ts"
+import {
+  type Budget,
+  type EtcdClient,
+  type EtcdOutage,
+  type Lease,
+  type LeaseGone,
+  randomLeaseId
+} from "./EtcdClient.ts"
 
 export interface MemoryOptions {
   /** What is written now is remembered at least for so long, */
@@ -74,10 +80,13 @@ export interface Leases {
    */
   readonly finish: (id: string) => Effect.Effect<void>
   /**
-   * The same, unless `key` still has that revision: for a call of which it is not known whether it ended what the lease
-   * kept. If it did, nobody else would ever revoke the lease.
+   * The same, if `wasEnded` says that the caller has ended what the lease kept: for a call of which that is not known. It
+   * is asked again a little later when it does not say so at once.
    */
-  readonly finishIfGone: (id: string, key: string, revision: string) => Effect.Effect<void>
+  readonly finishIf: (
+    id: string,
+    wasEnded: (budget: Budget) => Effect.Effect<boolean, EtcdOutage | LeaseGone>
+  ) => Effect.Effect<void>
   /** Something to be done beside the calls, with a budget; waited for, within a second, when the scope closes. */
   readonly inBackground: <E>(run: (budget: Budget) => Effect.Effect<unknown, E>) => Effect.Effect<void>
 }
@@ -128,16 +137,12 @@ export const makeLeases = Effect.fnUntraced(function* (
     grant: (ttlMillis, budget) =>
       Effect.flatMap(randomLeaseId, (id) => Effect.onError(client.grantLease(id, ttlMillis, budget), () => finish(id))),
     finish,
-    finishIfGone: (id, key, revision) =>
+    finishIf: (id, wasEnded) =>
       inBackground((budget) => {
-        const isThere = Effect.map(
-          client.txn({ compare: [revisionIs(key, revision)] }, budget),
-          ({ value }) => value.succeeded
-        )
-        const again = Effect.andThen(Effect.sleep(STILL_UNDER_WAY_MILLIS), isThere)
+        const again = Effect.andThen(Effect.sleep(STILL_UNDER_WAY_MILLIS), wasEnded(budget))
         return Effect.flatMap(
-          Effect.flatMap(isThere, (there) => (there ? again : Effect.succeed(false))),
-          (there) => (there ? Effect.void : client.revokeLease(id, budget))
+          Effect.flatMap(wasEnded(budget), (ended) => (ended ? Effect.succeed(true) : again)),
+          (ended) => (ended ? client.revokeLease(id, budget) : Effect.void)
         )
       }),
     inBackground

@@ -1,8 +1,21 @@
 /**
- * Leases granted ahead of the grants that they will serve, so that who acquires does not wait for one.
+ * Leases for the grants that come next, so that who acquires does not wait for one: granted ahead, or back from a grant
+ * that has ended. Each LeaseRevoke makes etcd commit its database, so a lease for every grant would cost more than the
+ * rest of the grant.
  *
- * - A lease still serves one grant: it is taken from here once, and comes back only if it was certainly never put to use.
- * - It runs from when it was asked for. What is promised to a holder is what then remains of it, and one of which too
+ * - A lease serves one grant at a time, and **whoever ends a grant owns its lease**: one transaction removes the key of a
+ *   grant, and only the instance whose transaction that was, with an answer that says so, may revoke the lease or use it
+ *   again. So no LeaseRevoke can be on its way for a lease that serves another grant by then:
+ *
+ *       t0  A grants k1 under L; its session ends        t0  A grants k1 under L
+ *       t1  B removes k1: L is B's                       t1  A removes k1: L is A's
+ *       t2  A's release finds k1 gone: L is not A's      t2  B, which saw k1 before, finds it gone: L is not B's
+ *       t3  B revokes L                                  t3  A grants k2 under L
+ *
+ *   Where the answer is lost and cannot be found, nobody owns it, and it runs out by itself.
+ * - What a late keep-alive of a grant before does is to lengthen the lease: the key of a holder that died is free later by
+ *   that, once. Nobody is promised what it adds.
+ * - No lease is kept alive for being used again; that is for holders only. It runs from when it was asked for. What is promised to a holder is what then remains of it, and one of which too
  *   little remains is not taken: no holder keeps a key longer for it, and none is promised less than 95 % of what he asked.
  * - They are granted ahead only where the last one was taken within a second, as many as will be used soon. Who acquires
  *   once a minute costs no lease that nobody uses, and when the crowd has gone the rest is revoked within a second.
@@ -11,9 +24,11 @@ import { Clock, Effect, type Scope } from "effect"
 import type { Budget, EtcdOutage } from "./EtcdClient.ts"
 import type { Leases } from "./EtcdLeases.ts"
 
-/** A lease for one grant. */
+/** A lease for one grant at a time. */
 export interface GrantLease {
   readonly id: string
+  /** Its ttl. */
+  readonly seconds: number
   /** Monotonic nanoseconds: etcd keeps it at least until then. */
   readonly until: bigint
 }
@@ -21,8 +36,11 @@ export interface GrantLease {
 export interface LeasesAhead {
   /** One that keeps about `ttlMillis`: granted ahead, or now. To be called where nobody can interrupt. */
   readonly take: (ttlMillis: number, budget: Budget) => Effect.Effect<GrantLease, EtcdOutage>
-  /** Only what no transaction that may have been applied has named. */
-  readonly giveBack: (ttlMillis: number, lease: GrantLease) => Effect.Effect<void>
+  /**
+   * Only what no transaction that may have been applied has named, or what served a grant that a transaction of this
+   * instance has certainly ended.
+   */
+  readonly giveBack: (lease: GrantLease) => Effect.Effect<void>
   /** How much of a lease remains, in whole milliseconds. */
   readonly remainingMillis: (lease: GrantLease) => number
   /** They may be gone (etcd was restored, somebody revoked them): all are revoked, and new ones are taken. */
@@ -37,12 +55,12 @@ interface Shelf {
   /** Asked for. */
   coming: number
   takenAt: bigint
-  /** How many were taken in this window, and in the one before. */
+  /** How many more were taken than came back in this window, and in the one before. */
   window: { readonly since: bigint; taken: number; readonly before: number }
 }
 
 /** Leases that wait, of all ttls. */
-const MOST = 64
+const MOST = 256
 const NANOS_PER_MILLI = 1_000_000n
 /** Nobody has used it for so long. */
 const STALE_NANOS = 1_000n * NANOS_PER_MILLI
@@ -51,7 +69,7 @@ const WINDOW_NANOS = 250n * NANOS_PER_MILLI
 const TOGETHER = 16
 const LOOK_MILLIS = 250
 /** What may be missing to the ttl that is asked for. */
-const shortMillis = (ttlMillis: number) => Math.min(1_000, ttlMillis / 20)
+const leastMillis = (ttlMillis: number) => ttlMillis - Math.min(1_000, ttlMillis / 20)
 
 export const make = Effect.fnUntraced(function* (leases: Leases): Effect.fn.Return<LeasesAhead, never, Scope.Scope> {
   const clock = yield* Clock.Clock
@@ -77,16 +95,17 @@ export const make = Effect.fnUntraced(function* (leases: Leases): Effect.fn.Retu
       const askedAt = now()
       return Effect.map(leases.grant(ttlMillis, budget), (lease): GrantLease => ({
         id: lease.id,
+        seconds: lease.ttlMillis / 1_000,
         until: askedAt + BigInt(lease.ttlMillis) * NANOS_PER_MILLI
       }))
     })
 
   /** Takes those off their shelf, to be revoked. */
-  const clear = (isOver: (lease: GrantLease, shelf: Shelf) => boolean) =>
+  const clear = (isOver: (lease: GrantLease) => boolean) =>
     Effect.suspend(() => {
       const over: Array<string> = []
       for (const shelf of shelves.values()) {
-        const kept = shelf.leases.filter((lease) => !isOver(lease, shelf))
+        const kept = shelf.leases.filter((lease) => !isOver(lease))
         for (const lease of shelf.leases) if (!kept.includes(lease)) over.push(lease.id)
         shelf.leases.splice(0, shelf.leases.length, ...kept)
       }
@@ -100,7 +119,7 @@ export const make = Effect.fnUntraced(function* (leases: Leases): Effect.fn.Retu
     watched = true
     const look = Effect.andThen(
       Effect.sleep(LOOK_MILLIS),
-      clear((lease, { seconds }) => now() - (lease.until - BigInt(seconds) * 1_000n * NANOS_PER_MILLI) >= STALE_NANOS)
+      clear(({ seconds, until }) => now() - (until - BigInt(seconds) * 1_000n * NANOS_PER_MILLI) >= STALE_NANOS)
     )
     return leases.inBackground(() =>
       Effect.ensuring(
@@ -160,7 +179,7 @@ export const make = Effect.fnUntraced(function* (leases: Leases): Effect.fn.Retu
     take: (ttlMillis, budget) =>
       Effect.suspend(() => {
         const shelf = shelfOf(ttlMillis)
-        const least = ttlMillis - shortMillis(ttlMillis)
+        const least = leastMillis(ttlMillis)
         const old: Array<string> = []
         let found: GrantLease | undefined
         for (let lease = shelf.leases.shift(); lease !== undefined; lease = shelf.leases.shift()) {
@@ -179,7 +198,14 @@ export const make = Effect.fnUntraced(function* (leases: Leases): Effect.fn.Retu
           Effect.andThen(found === undefined ? Effect.interruptible(grant(ttlMillis, budget)) : Effect.succeed(found))
         )
       }),
-    giveBack: (ttlMillis, lease) => Effect.suspend(() => place(shelfOf(ttlMillis), lease)),
+    giveBack: (lease) =>
+      Effect.suspend(() => {
+        const shelf = shelfOf(lease.seconds * 1_000)
+        shelf.window.taken--
+        return remainingMillis(lease) < leastMillis(lease.seconds * 1_000)
+          ? leases.finish(lease.id)
+          : place(shelf, lease)
+      }),
     remainingMillis,
     forget: Effect.suspend(() => clear(() => true))
   }

@@ -29,6 +29,8 @@ export interface StateOptions {
 interface KnownGrant {
   readonly stored: Stored
   readonly expiresAt: number
+  /** Its lease, if this instance has granted it. */
+  readonly lease: EtcdLeasesAhead.GrantLease | undefined
 }
 
 interface KnownSession {
@@ -243,8 +245,31 @@ export const heldMillis = (state: State, key: LockKey, stored: Stored, end: "exp
   return Math.max(0, (known < now && known > now - FOUND_WITHIN_MILLIS ? known : now) - grantedAt)
 }
 
-export const remember = (state: State, key: LockKey, stored: Stored, expiresAt: number): void =>
-  state.grants.set(key, { stored, expiresAt })
+export const remember = (
+  state: State,
+  key: LockKey,
+  stored: Stored,
+  expiresAt: number,
+  granted?: EtcdLeasesAhead.GrantLease
+): void => {
+  const known = state.grants.get(key)
+  const lease = granted ?? (known?.stored.token === stored.token ? known.lease : undefined)
+  state.grants.set(key, { stored, expiresAt, lease })
+}
+
+/** The grant is no more, whoever has ended it. Its lease may serve another one by now, so it is not kept alive again. */
+export const forget = (state: State, key: LockKey, token: FencingToken): void => {
+  if (state.grants.get(key)?.stored.token === token) state.grants.delete(key)
+}
+
+/** A transaction of this call has ended the grant, so its lease is this instance's: to be used again, or revoked. */
+export const endedHere = (state: State, key: LockKey, stored: Stored): Effect.Effect<void> =>
+  Effect.suspend(() => {
+    const known = state.grants.get(key)
+    const lease = known?.stored.token === stored.token ? known.lease : undefined
+    forget(state, key, stored.token)
+    return lease === undefined ? state.leases.finish(stored.lease) : state.ahead.giveBack(lease)
+  })
 
 /** For others to see. When it is known to be later than now, etcd is not asked. */
 export const expiryToShow = (state: State, key: LockKey, stored: Stored, budget: Budget) =>

@@ -46,15 +46,12 @@ export const sweep = Effect.fnUntraced(function* (
   })
   const gone = opened.filter((kv) => !living.has(nameOf(kv, at.opened(""))))
 
-  const told = yield* Effect.ensuring(
-    tellAll(state, ended, endGrant, budget),
-    // Whoever tells it: without their session they are free, and not before they are told, or they would look expired.
-    Effect.forEach(ended, ({ end, key }) => {
-      // `held` does not know its lease, the lock does.
-      const lock = end === "session" ? leased.get(key) : undefined
-      return lock === undefined ? Effect.void : state.leases.finish(lock.lease)
-    })
-  )
+  const told = yield* tellAll(state, ended, endGrant, budget)
+  yield* Effect.forEach(told, ({ end, key }) => {
+    // `held` does not know its lease, the lock does.
+    const lock = end === "session" ? leased.get(key) : undefined
+    return lock === undefined ? Effect.void : state.leases.finish(lock.lease)
+  })
   const expired = yield* tellAll(state, gone, endSession, budget)
   const expiredGrants = [...state.untold.splice(0), ...told.map((one) => toldOf(state, one))]
   return {
