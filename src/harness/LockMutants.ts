@@ -247,7 +247,13 @@ export const lockMutants: ReadonlyArray<Mutant> = [
   {
     id: "M31",
     what: "no heartbeat is sent",
-    edits: [edit(session, "run(keepAlive(session, sentAt, answer.ttlMillis))", "void keepAlive")],
+    edits: [
+      edit(
+        session,
+        "this.run(Effect.gen(() => this.keepAlive(session, sentAt, answer.ttlMillis)))",
+        "void this.keepAlive"
+      )
+    ],
     survives:
       "a session that lapses is replaced at the next acquire and its deadline stops the holder in time: slower, not wrong"
   },

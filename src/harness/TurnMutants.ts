@@ -133,7 +133,7 @@ export const turnMutants: ReadonlyArray<Mutant> = [
       edit(
         reconciler,
         'if (payout.nextStep === "LOOKUP") {',
-        'if (payout.nextStep === "LOOKUP" && !escalated.has(payoutId)) { escalated.add(payoutId);'
+        'if (payout.nextStep === "LOOKUP" && !instance.escalated.has(payoutId)) { instance.escalated.add(payoutId);'
       )
     ],
     under: [{ scenario: "uc-05" }]
@@ -145,7 +145,7 @@ export const turnMutants: ReadonlyArray<Mutant> = [
       edit(
         turn,
         'const answer = yield* Effect.result(hop(work, "submit", request, ({ outcome }) => outcome))',
-        'const answer = yield* Effect.result(retryOn(hop(work, "submit", request, ({ outcome }) => outcome), answerLost, retry))'
+        'const answer = yield* Effect.result(retryOn(hop(work, "submit", request, ({ outcome }) => outcome), answerLost, retryOf(work)))'
       )
     ],
     survives: "the proxy answers the same token from its record and sends nothing: that is what the record is for"
@@ -164,7 +164,7 @@ export const turnMutants: ReadonlyArray<Mutant> = [
   {
     id: "E07",
     what: "the executor submits although its claim was fenced out",
-    edits: [edit(turn, "if (staleHolder) return submit(work)", "if (work !== null) return submit(work)")],
+    edits: [edit(turn, "if (work.turn.options.staleHolder) return submit(work)", "if (work !== null) return submit(work)")],
     under: [revokedBeforeItsClaim]
   },
   {

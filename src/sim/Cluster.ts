@@ -179,10 +179,11 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
   for (let n = 1; n <= spec.lockServers; n++) {
     const node = world.node(n === 1 ? "lock-server" : `lock-server-${n}`, {
       daemon: true,
-      program: server(function* (process: Process) {
+      program: server((process) => {
         const store = lockStoreAt(connection(process, lockdb, settings.lock.backendTimeoutMillis), lockStore, recorder)
-        const context = yield* Effect.provideService(LockService.make(settings.lock), LockStore, store)
-        wire.serveLocks(process, end, Context.get(context, LockApi))
+        return Effect.map(Effect.provideService(LockService.make(settings.lock), LockStore, store), (context) =>
+          wire.serveLocks(process, end, Context.get(context, LockApi))
+        )
       })
     })
     const end = network.endpoint<LockApi["Service"]>(node)
@@ -192,9 +193,11 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
   }
   const paymentNode = world.node("payment-resource", {
     daemon: true,
-    program: server(function* (process: Process) {
+    program: server((process) => {
       const store = paymentStoreAt(connection(process, paydbNode, databaseMillis(settings)), paymentStore, recorder)
-      wire.servePayments(process, yield* Effect.provideService(PaymentService.make, PaymentStore, store))
+      return Effect.map(Effect.provideService(PaymentService.make, PaymentStore, store), (service) =>
+        wire.servePayments(process, service)
+      )
     })
   })
   const proxyNodes: Array<Node> = []
@@ -202,7 +205,7 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
   for (let n = 1; n <= spec.proxies; n++) {
     const node = world.node(n === 1 ? "rail-proxy" : `rail-proxy-${n}`, {
       daemon: true,
-      program: server(function* (process: Process) {
+      program: server((process) => {
         const store = submissionStoreAt(
           // The intent's commit must be confirmed within the send window or nothing is sent.
           connection(process, paydbNode, Math.min(databaseMillis(settings), settings.rail.sendWindowMillis)),
@@ -219,11 +222,11 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
             ),
           lookup: (reference) => network.call(process, railEnd, "rail.ask", (bank) => bank.lookup(reference))
         })
-        const service = yield* RailService.make(settings.rail).pipe(
+        return RailService.make(settings.rail).pipe(
           Effect.provideService(SubmissionStore, store),
-          Effect.provideService(Rail, rail)
+          Effect.provideService(Rail, rail),
+          Effect.map((service) => wire.serveRail(process, end, service))
         )
-        wire.serveRail(process, end, service)
       })
     })
     const end = network.endpoint<RailProxy["Service"]>(node)
@@ -248,42 +251,45 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
 
   // ---- who works
 
-  const clients = Effect.fnUntraced(function* (process: Process) {
-    const ownerId = OwnerId.make(process.node.name)
-    const locks = yield* Effect.provideService(
-      LockClient.make({
-        ownerId,
-        settings: settings.client,
-        sessionTtlMillis: settings.lock.sessionTtlMillis,
-        lockTtlMillis: settings.lock.defaultTtlMillis
-      }),
-      LockApi,
-      Observed.lockApi(wire.locks(process), process, recorder)
+  const clients = (process: Process) =>
+    Effect.map(
+      Effect.provideService(
+        LockClient.make({
+          ownerId: OwnerId.make(process.node.name),
+          settings: settings.client,
+          sessionTtlMillis: settings.lock.sessionTtlMillis,
+          lockTtlMillis: settings.lock.defaultTtlMillis
+        }),
+        LockApi,
+        Observed.lockApi(wire.locks(process), process, recorder)
+      ),
+      (locks) =>
+        Context.make(LockClient.LockClient, Observed.lockClient(locks, process, recorder)).pipe(
+          Context.add(PaymentResource, Observed.payments(wire.payments(process), process, recorder)),
+          Context.add(RailProxy, Observed.rail(wire.rail(process), process, recorder))
+        )
     )
-    return Context.make(LockClient.LockClient, Observed.lockClient(locks, process, recorder)).pipe(
-      Context.add(PaymentResource, Observed.payments(wire.payments(process), process, recorder)),
-      Context.add(RailProxy, Observed.rail(wire.rail(process), process, recorder))
-    )
-  })
 
   const worker =
     (staleHolder: boolean): Program =>
     (process) =>
       Effect.scoped(
-        Effect.gen(function* () {
-          const executor = yield* built(
-            PayoutExecutor.PayoutExecutor,
-            PayoutExecutor.layer({
-              actor: OwnerId.make(process.node.name),
-              settings: settings.executor,
-              retry: settings.client.retry,
-              staleHolder
-            }),
-            yield* clients(process)
-          )
-          yield* Effect.addFinalizer(() => executor.drain)
-          return yield* executor.run
-        })
+        clients(process).pipe(
+          Effect.flatMap((context) =>
+            built(
+              PayoutExecutor.PayoutExecutor,
+              PayoutExecutor.layer({
+                actor: OwnerId.make(process.node.name),
+                settings: settings.executor,
+                retry: settings.client.retry,
+                staleHolder
+              }),
+              context
+            )
+          ),
+          Effect.tap((executor) => Effect.addFinalizer(() => executor.drain)),
+          Effect.flatMap((executor) => executor.run)
+        )
       )
 
   const workers: Array<Node> = []
@@ -295,14 +301,16 @@ export const build = (spec: RunSpec, options: ClusterOptions = {}): Cluster => {
   }
   const reconciling: Program = (process) =>
     Effect.scoped(
-      Effect.gen(function* () {
-        const { run } = yield* built(
-          Reconciler.Reconciler,
-          Reconciler.layer({ actor: OwnerId.make(process.node.name), settings: settings.reconcile }),
-          yield* clients(process)
-        )
-        return yield* run
-      })
+      clients(process).pipe(
+        Effect.flatMap((context) =>
+          built(
+            Reconciler.Reconciler,
+            Reconciler.layer({ actor: OwnerId.make(process.node.name), settings: settings.reconcile }),
+            context
+          )
+        ),
+        Effect.flatMap(({ run }) => run)
+      )
     )
   const reconcilers = Array.from({ length: spec.reconcilers }, (_, n) =>
     world.node(n === 0 ? "reconciler" : `reconciler-${n + 1}`, { program: reconciling })
@@ -333,14 +341,9 @@ const databaseMillis = (settings: Settings): number => Math.floor(settings.clien
 
 /** A service as a program: built on the process's own clock and scheduler, then there until it is stopped. */
 const server =
-  <A>(body: (process: Process) => Generator<Effect.Effect<A, never, Scope.Scope>, void, never>): Program =>
+  (serve: (process: Process) => Effect.Effect<void, never, Scope.Scope>): Program =>
   (process) =>
-    Effect.scoped(
-      Effect.andThen(
-        Effect.gen(() => body(process)),
-        Effect.never
-      )
-    )
+    Effect.scoped(Effect.andThen(serve(process), Effect.never))
 
 const built = <Id, S, R>(tag: Context.Service<Id, S>, layer: Layer.Layer<Id, never, R>, context: Context.Context<R>) =>
   Effect.map(Effect.provideContext(Layer.build(layer), context), (services) => Context.get(services, tag))

@@ -149,7 +149,7 @@ export const lockClient = (
       )((lock) =>
         Effect.uninterruptibleMask((restore) => {
           const section = recorder.enter(process, lock.key, lock.token)
-          return Effect.onExit(restore(use(heldLock(lock, process, recorder))), () =>
+          return Effect.onExit(restore(use(new ObservedLock(lock, process, recorder))), () =>
             Effect.sync(() => recorder.leave(section))
           )
         })
@@ -164,27 +164,39 @@ export const lockClient = (
   acquire: client.acquire
 })
 
-const heldLock = (lock: HeldLock, process: Process, recorder: Recorder): HeldLock => ({
-  key: lock.key,
-  token: lock.token,
-  get deadline() {
-    return lock.deadline
-  },
-  checkStillHeld: Effect.suspend(() => {
-    const { deadline } = lock
-    const left = recorder.believes(process, lock.key, lock.token, deadline)
-    return Effect.onExit(lock.checkStillHeld, (exit) =>
-      Effect.sync(() => {
-        // The answer to a renewal may have come in between, and been heard before the watch: the lock was not yet lost.
-        const same = lock.deadline === deadline
-        if (Exit.isSuccess(exit) && left <= 0 && same) recorder.tooLate(process, lock.key, lock.token)
-        else if (failureTag(exit) === "LockLost") recorder.tell(process, lock.token, "LOCK_LOST")
-      })
-    )
-  }),
-  lost: lock.lost,
-  renew: lock.renew
-})
+/** A class for the sake of the getter: one in an object literal would keep the world of its run (see Speed in the docs). */
+class ObservedLock implements HeldLock {
+  readonly key: HeldLock["key"]
+  readonly token: HeldLock["token"]
+  readonly checkStillHeld: HeldLock["checkStillHeld"]
+  readonly lost: HeldLock["lost"]
+  readonly renew: HeldLock["renew"]
+  private readonly lock: HeldLock
+
+  constructor(lock: HeldLock, process: Process, recorder: Recorder) {
+    this.lock = lock
+    this.key = lock.key
+    this.token = lock.token
+    this.lost = lock.lost
+    this.renew = lock.renew
+    this.checkStillHeld = Effect.suspend(() => {
+      const { deadline } = lock
+      const left = recorder.believes(process, lock.key, lock.token, deadline)
+      return Effect.onExit(lock.checkStillHeld, (exit) =>
+        Effect.sync(() => {
+          // The answer to a renewal may have come in between, and been heard before the watch: the lock was not yet lost.
+          const same = lock.deadline === deadline
+          if (Exit.isSuccess(exit) && left <= 0 && same) recorder.tooLate(process, lock.key, lock.token)
+          else if (failureTag(exit) === "LockLost") recorder.tell(process, lock.token, "LOCK_LOST")
+        })
+      )
+    })
+  }
+
+  get deadline(): bigint {
+    return this.lock.deadline
+  }
+}
 
 // -----------------------------------------------------------------------------
 // fences

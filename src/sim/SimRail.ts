@@ -16,20 +16,28 @@ export interface RemoteRail<E> {
 
 export const make = <E>(remote: RemoteRail<E>): Rail["Service"] =>
   Rail.of({
-    submit: Effect.fnUntraced(function* (payment, sendNotAfterNanos) {
-      if ((yield* Clock.monotonicTimeNanos) > sendNotAfterNanos) {
-        return yield* new RailNoAnswer({ cause: "the send window has passed", neverSent: true })
-      }
-      // Stopped here and woken later, the proxy pays late: see RailService.
-      yield* reached("rail.send.before")
-      return yield* answerOf(yield* Effect.mapError(remote.submit(payment), broken))
-    }),
-    lookup: Effect.fnUntraced(function* (clientReference) {
-      const fate = yield* Effect.mapError(remote.lookup(clientReference), broken)
-      return fate._tag === "Answered" ? findingOf(fate.answer) : yield* unclear("the lookup is out of order")
-    }),
+    submit: (payment, sendNotAfterNanos) => submit(remote, payment, sendNotAfterNanos),
+    lookup: (clientReference) => lookup(remote, clientReference),
     ping: Effect.void
   })
+
+const submit = Effect.fnUntraced(function* <E>(
+  remote: RemoteRail<E>,
+  payment: PaymentOrder,
+  sendNotAfterNanos: bigint
+) {
+  if ((yield* Clock.monotonicTimeNanos) > sendNotAfterNanos) {
+    return yield* new RailNoAnswer({ cause: "the send window has passed", neverSent: true })
+  }
+  // Stopped here and woken later, the proxy pays late: see RailService.
+  yield* reached("rail.send.before")
+  return yield* answerOf(yield* Effect.mapError(remote.submit(payment), broken))
+})
+
+const lookup = Effect.fnUntraced(function* <E>(remote: RemoteRail<E>, clientReference: string) {
+  const fate = yield* Effect.mapError(remote.lookup(clientReference), broken)
+  return fate._tag === "Answered" ? findingOf(fate.answer) : yield* unclear("the lookup is out of order")
+})
 
 const unclear = (cause: string): RailNoAnswer => new RailNoAnswer({ cause, neverSent: false })
 const broken = (): RailNoAnswer => unclear("the connection broke")

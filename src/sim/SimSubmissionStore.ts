@@ -32,6 +32,21 @@ type FenceOp = "submit" | "void" | "evidence"
 
 const passed: Result.Result<void> = Result.succeed(undefined)
 
+/** What a transaction consists of. */
+interface Steps {
+  readonly db: SimPaydbState
+  readonly fencingEnabled: boolean
+  readonly without: NonNullable<SimSubmissionStoreOptions["without"]>
+  readonly orderOf: (op: FenceOp, payoutId: PayoutId) => Result.Result<SimPayout, PayoutNotFound | BackendUnavailable>
+  readonly fence: (
+    op: FenceOp,
+    order: SimPayout,
+    spend: Spend
+  ) => Result.Result<() => void, FencedOut | TokenAlreadyUsed>
+  readonly claimant: (op: FenceOp, order: SimPayout, token: FencingToken) => Result.Result<void, FencedOut>
+  readonly insert: (order: SimPayout, spend: Spend, reason: string | null) => SimSubmission
+}
+
 export const make = Effect.fnUntraced(function* (settings: RailSettings, options: SimSubmissionStoreOptions = {}) {
   const db: SimPaydbState = yield* SimPaydb
   const { fencingEnabled = db.switches.rail, without = {} } = options
@@ -94,32 +109,8 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings, options
     return row
   }
 
-  const intentOf = (request: SubmitRequest) =>
-    Result.gen(function* () {
-      const { payoutId, token } = request
-      const order = yield* orderOf("submit", payoutId)
-      const differs = differences(request, order)
-      if (differs.length > 0) yield* Result.fail(new ValidationFailed({ fields: differs }))
-      const advance = yield* fence("submit", order, request)
-      const ownOnly = !fencingEnabled || without.slot === true
-      const existing = ownOnly
-        ? db.submissions.find((row) => row.payoutId === payoutId && row.token === token)
-        : submissionOf(db, payoutId)
-      if (existing === undefined) yield* claimant("submit", order, token)
-      advance()
-      if (existing === undefined) {
-        const { sendBy, submissionId } = insert(order, request, null)
-        const intent: Intent = { _tag: "Send", submissionId, clientReference: order.clientReference, sendBy }
-        return intent
-      }
-      const intent: Intent = {
-        _tag: "Recorded",
-        submission: toSubmission(existing),
-        railCode: existing.railCode,
-        sameToken: existing.token === token
-      }
-      return intent
-    })
+  const steps: Steps = { db, fencingEnabled, without, orderOf, fence, claimant, insert }
+  const intentOf = (request: SubmitRequest) => Result.gen(() => intent(steps, request))
 
   const recordOutcome: SubmissionStore["Service"]["recordOutcome"] = (submissionId, outcome, detail) =>
     Effect.suspend(() => {
@@ -141,30 +132,9 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings, options
       return Effect.succeed(toSubmission(row))
     })
 
-  const sealed = (request: SealRequest) =>
-    Result.gen(function* () {
-      const { payoutId, reason, token } = request
-      const order = yield* orderOf("void", payoutId)
-      const advance = yield* fence("void", order, request)
-      const existing = submissionOf(db, payoutId)
-      if (existing === undefined) yield* claimant("void", order, token)
-      advance()
-      const row = existing ?? insert(order, request, reason)
-      if (row.outcome !== "VOIDED") {
-        yield* Result.fail(new DuplicateSubmission({ payoutId, outcome: row.outcome, token: row.token }))
-      }
-      return toSubmission(row)
-    })
+  const sealed = (request: SealRequest) => Result.gen(() => seal(steps, request))
 
-  const evidenceOf = ({ actor, finding, payoutId, railReference, token }: EvidenceRequest) =>
-    Result.gen(function* () {
-      const order = yield* orderOf("evidence", payoutId)
-      const advance = yield* fence("evidence", order, { payoutId, token, actor })
-      advance()
-      const found = { payoutId, executedCount: finding === "EXECUTED" ? 1 : 0, railReference: railReference ?? null }
-      db.lookups.push({ ...found, result: finding, source: "OPERATOR", actor, askedAt: db.now() })
-      return { ...found, finding }
-    })
+  const evidenceOf = (request: EvidenceRequest) => Result.gen(() => evidence(steps, request))
 
   const recordLookup: SubmissionStore["Service"]["recordLookup"] = ({ finding, ...found }) =>
     Effect.sync(() => {
@@ -203,6 +173,57 @@ export const make = Effect.fnUntraced(function* (settings: RailSettings, options
     }))
   })
 })
+
+// The transactions, made once for all worlds: a generator function that is made in one keeps it (see Speed in the docs).
+
+function* intent({ claimant, db, fence, fencingEnabled, insert, orderOf, without }: Steps, request: SubmitRequest) {
+  const { payoutId, token } = request
+  const order = yield* orderOf("submit", payoutId)
+  const differs = differences(request, order)
+  if (differs.length > 0) yield* Result.fail(new ValidationFailed({ fields: differs }))
+  const advance = yield* fence("submit", order, request)
+  const ownOnly = !fencingEnabled || without.slot === true
+  const existing = ownOnly
+    ? db.submissions.find((row) => row.payoutId === payoutId && row.token === token)
+    : submissionOf(db, payoutId)
+  if (existing === undefined) yield* claimant("submit", order, token)
+  advance()
+  if (existing === undefined) {
+    const { sendBy, submissionId } = insert(order, request, null)
+    const intent: Intent = { _tag: "Send", submissionId, clientReference: order.clientReference, sendBy }
+    return intent
+  }
+  const intent: Intent = {
+    _tag: "Recorded",
+    submission: toSubmission(existing),
+    railCode: existing.railCode,
+    sameToken: existing.token === token
+  }
+  return intent
+}
+
+function* seal({ claimant, db, fence, insert, orderOf }: Steps, request: SealRequest) {
+  const { payoutId, reason, token } = request
+  const order = yield* orderOf("void", payoutId)
+  const advance = yield* fence("void", order, request)
+  const existing = submissionOf(db, payoutId)
+  if (existing === undefined) yield* claimant("void", order, token)
+  advance()
+  const row = existing ?? insert(order, request, reason)
+  if (row.outcome !== "VOIDED") {
+    yield* Result.fail(new DuplicateSubmission({ payoutId, outcome: row.outcome, token: row.token }))
+  }
+  return toSubmission(row)
+}
+
+function* evidence({ db, fence, orderOf }: Steps, { actor, finding, payoutId, railReference, token }: EvidenceRequest) {
+  const order = yield* orderOf("evidence", payoutId)
+  const advance = yield* fence("evidence", order, { payoutId, token, actor })
+  advance()
+  const found = { payoutId, executedCount: finding === "EXECUTED" ? 1 : 0, railReference: railReference ?? null }
+  db.lookups.push({ ...found, result: finding, source: "OPERATOR", actor, askedAt: db.now() })
+  return { ...found, finding }
+}
 
 export const layer = (
   settings: RailSettings,

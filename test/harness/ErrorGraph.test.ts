@@ -77,11 +77,11 @@ describe("errors graph --check", () => {
         assert.deepStrictEqual(yield* check(root), {
           passed: false,
           lines: [
-            "- handled  FencedOut  by src/services/payout-executor/PayoutTurn.ts makeTurn (catchTags)",
+            "- handled  FencedOut  by src/services/payout-executor/PayoutTurn.ts settleOne (catchTags)",
             "+ fails    LockService: LockApi.inspect() -> LockLost  (src/services/lock-server/LockService.ts)",
             "+ raised   LockLost <- src/services/lock-server/LockService.ts make.api.inspect",
             // And where it ends up that nobody handles any more: in the fiber of a turn.
-            "+ value    FencedOut  by src/services/payout-executor/PayoutExecutor.ts make.poll (run)"
+            "+ value    FencedOut  by src/services/payout-executor/PayoutExecutor.ts poll (run)"
           ]
         })
       }).pipe(Effect.scoped),

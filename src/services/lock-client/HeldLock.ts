@@ -151,69 +151,77 @@ export class Holding implements HeldLock, Dependent {
 
   /** Whoever holds the lock is attended by a watch and, if asked for, by renewals. */
   attend(renew: boolean): Effect.Effect<void> {
-    return Effect.gen({ self: this }, function* () {
-      this.attendants.push(yield* this.env.background(this.watch()))
-      if (renew) this.attendants.push(yield* this.env.background(this.keepRenewed()))
-    })
+    return Effect.gen(() => this.attending(renew))
+  }
+
+  private *attending(renew: boolean) {
+    this.attendants.push(yield* this.env.background(this.watch()))
+    if (renew) this.attendants.push(yield* this.env.background(this.keepRenewed()))
   }
 
   private watch(): Effect.Effect<void> {
-    return Effect.gen({ self: this }, function* () {
-      while (this.loss === undefined && this.phase !== "over") {
-        const left = this.deadline - (yield* Clock.monotonicTimeNanos)
-        if (left <= 0n) return yield* this.lose("deadline")
-        yield* Effect.sleep(Duration.nanos(left))
-      }
-    })
+    return Effect.gen(() => this.watching())
+  }
+
+  private *watching() {
+    while (this.loss === undefined && this.phase !== "over") {
+      const left = this.deadline - (yield* Clock.monotonicTimeNanos)
+      if (left <= 0n) return yield* this.lose("deadline")
+      yield* Effect.sleep(Duration.nanos(left))
+    }
   }
 
   /** A renewal every third of the lease while it makes a difference. */
   private keepRenewed(): Effect.Effect<void> {
-    return Effect.gen({ self: this }, function* () {
-      const { holdDeadline } = this.grant
-      const margin = this.env.settings.safetyMarginMillis
-      let failures = 0
-      for (;;) {
-        if (holdDeadline !== undefined && this.leaseDeadline >= holdDeadline) return
-        const interval = millisToNanos(extensionMillis(this.leaseMillis, margin))
-        const asleep = this.lastSentAt + interval - (yield* Clock.monotonicTimeNanos)
-        if (asleep > 0n && failures === 0) yield* Effect.sleep(Duration.nanos(asleep))
-        const answer = yield* Effect.result(this.renewOnce())
-        if (Result.isSuccess(answer)) failures = 0
-        else if (answer.failure._tag === "LockLost") return
-        else {
-          failures++
-          yield* Effect.sleep(yield* pauseAfter(answer.failure, this.env.settings.retry, failures))
-        }
+    return Effect.gen(() => this.renewing())
+  }
+
+  private *renewing() {
+    const { holdDeadline } = this.grant
+    const margin = this.env.settings.safetyMarginMillis
+    let failures = 0
+    for (;;) {
+      if (holdDeadline !== undefined && this.leaseDeadline >= holdDeadline) return
+      const interval = millisToNanos(extensionMillis(this.leaseMillis, margin))
+      const asleep = this.lastSentAt + interval - (yield* Clock.monotonicTimeNanos)
+      if (asleep > 0n && failures === 0) yield* Effect.sleep(Duration.nanos(asleep))
+      const answer = yield* Effect.result(this.renewOnce())
+      if (Result.isSuccess(answer)) failures = 0
+      else if (answer.failure._tag === "LockLost") return
+      else {
+        failures++
+        yield* Effect.sleep(yield* pauseAfter(answer.failure, this.env.settings.retry, failures))
       }
-    })
+    }
   }
 
   private renewOnce(): Effect.Effect<void, LockLost | BackendError> {
-    return Effect.gen({ self: this }, function* () {
-      yield* this.checkStillHeld
-      const { api, ownerId, settings } = this.env
-      const { key, token } = this
-      const sentAt = yield* Clock.monotonicTimeNanos
-      const answer = yield* api.renew({ key, ownerId, token, ttlMillis: this.grant.ttlMillis }).pipe(
-        this.bounded("renew"),
-        Effect.catchTag("LockLost", (lost) =>
-          // Overtaken by the release it was sent before: that is no loss.
-          Effect.andThen(
-            this.phase === "held" ? this.lose(lost.reason) : Effect.void,
-            Effect.suspend(() => Effect.fail(this.loss ?? lost))
-          )
+    return Effect.gen(() => this.renewingOnce())
+  }
+
+  private *renewingOnce() {
+    yield* this.checkStillHeld
+    const { api, ownerId, settings } = this.env
+    const { key, token } = this
+    const sentAt = yield* Clock.monotonicTimeNanos
+    const answer = yield* api.renew({ key, ownerId, token, ttlMillis: this.grant.ttlMillis }).pipe(
+      this.bounded("renew"),
+      Effect.catchTag("LockLost", (lost) =>
+        // Overtaken by the release it was sent before: that is no loss.
+        Effect.andThen(
+          this.phase === "held" ? this.lose(lost.reason) : Effect.void,
+          Effect.suspend(() => Effect.fail(this.loss ?? lost))
         )
       )
-      // Lost while it was asked: a good answer does not bring it back, since the body has been told.
-      if (this.loss !== undefined) return yield* this.loss
-      if (sentAt > this.lastSentAt) {
-        this.lastSentAt = sentAt
-        this.leaseMillis = answer.ttlMillis
-      }
-      const deadline = deadlineOf(sentAt, answer.ttlMillis - settings.safetyMarginMillis)
-      if (deadline > this.leaseDeadline) this.leaseDeadline = deadline
-    })
+    )
+    // Lost while it was asked: a good answer does not bring it back, since the body has been told.
+    if (this.loss !== undefined) return yield* this.loss
+    if (sentAt > this.lastSentAt) {
+      this.lastSentAt = sentAt
+      this.leaseMillis = answer.ttlMillis
+    }
+    const deadline = deadlineOf(sentAt, answer.ttlMillis - settings.safetyMarginMillis)
+    if (deadline > this.leaseDeadline) this.leaseDeadline = deadline
   }
 
   private bounded(operation: string) {
@@ -225,7 +233,9 @@ export class Holding implements HeldLock, Dependent {
    * Ends it: no renewal from here on, then the release, for which the caller waits a bounded time. To be run
    * after the body has ended, whatever became of it.
    */
-  readonly end: Effect.Effect<void> = Effect.gen({ self: this }, function* () {
+  readonly end: Effect.Effect<void> = Effect.uninterruptible(Effect.gen(() => this.ending()));
+
+  private *ending() {
     if (this.phase !== "held") return
     this.phase = "releasing"
     const [watch, renewals] = this.attendants
@@ -241,12 +251,14 @@ export class Holding implements HeldLock, Dependent {
     watch?.interruptUnsafe()
     Deferred.doneUnsafe(this.signal, Effect.succeed(this.lossFor("released")))
     this.env.sessions.leave(this.grant.session, this)
-  }).pipe(Effect.uninterruptible)
+  }
 
   private readonly releaseOnce = Effect.suspend(() => releaseCall(this.env, this.key, this.token))
 
   /** Goes on after its caller stopped waiting. */
-  private readonly release: Effect.Effect<void> = Effect.gen({ self: this }, function* () {
+  private readonly release: Effect.Effect<void> = Effect.gen(() => this.releasing());
+
+  private *releasing() {
     const margin = millisToNanos(this.env.settings.safetyMarginMillis)
     const ended = yield* releaseUntil(this.env, this.key, this.token, () => this.leaseDeadline + margin)
     if (ended === undefined) return
@@ -256,7 +268,7 @@ export class Holding implements HeldLock, Dependent {
       reason: ended
     })
     yield* this.lose(ended)
-  })
+  }
 }
 
 const releaseCall = (

@@ -12,7 +12,8 @@ import {
   type FencingToken,
   type LockGrant,
   type LockKey,
-  type OwnerId
+  type OwnerId,
+  type SessionId
 } from "../../core/lock/Lock.ts"
 import { LockApi } from "../../core/lock/LockApi.ts"
 import {
@@ -70,23 +71,12 @@ export const make = Effect.fnUntraced(function* (settings: LockSettings) {
   yield* Effect.forkScoped(Effect.repeat(followChanges(instance), Schedule.spaced(FOLLOW_MILLIS)))
 
   const api = LockApi.of({
-    openSession: Effect.fnUntraced(function* ({ openId, ownerId, ttlMillis }) {
-      const request = {
-        ownerId,
-        ttlMillis: within(limits.sessionTtlMillis, ttlMillis ?? settings.sessionTtlMillis),
-        openId: openId ?? (yield* randomId("open"))
-      }
-      return yield* write(instance, "openSession", store.openSession(request))
-    }, spanned("LockService.openSession")),
+    openSession: (request) => openSession(instance, request),
 
     heartbeat: (sessionId, ownerId) =>
       write(instance, "heartbeat", store.heartbeat(sessionId, ownerId)).pipe(spanned("LockService.heartbeat")),
 
-    closeSession: Effect.fnUntraced(function* (sessionId, ownerId) {
-      yield* write(instance, "closeSession", store.closeSession(sessionId, ownerId))
-      // Its grants are free now; of which keys only the store knows.
-      instance.lines.wakeHeldBy(ownerId)
-    }, spanned("LockService.closeSession")),
+    closeSession: (sessionId, ownerId) => closeSession(instance, sessionId, ownerId),
 
     acquire: (request) => acquire(instance, request).pipe(spanned("LockService.acquire")),
 
@@ -105,33 +95,7 @@ export const make = Effect.fnUntraced(function* (settings: LockSettings) {
 
     inspect: (key) => call(instance, "inspect", store.inspect(key)).pipe(spanned("LockService.inspect")),
 
-    revoke: Effect.fnUntraced(function* ({ expectedToken, key, operator, reason, revocationId }) {
-      const request = {
-        key,
-        operator,
-        reason,
-        expectedToken,
-        revocationId: revocationId ?? (yield* randomId("revoke"))
-      }
-      const { heldMillis, ...revocation } = yield* write(instance, "revoke", store.revoke(request))
-      if (heldMillis !== null) {
-        instance.lines.wake(key)
-        yield* Metrics.increment(Metrics.lock.revoked)
-        yield* Metric.update(Metrics.lock.hold.revoked, heldMillis / 1_000)
-        yield* Effect.logWarning("an operator revoked the lock").pipe(
-          Effect.annotateLogs({
-            event: "lock_revoked",
-            lockKey: key,
-            fencingToken: String(revocation.revokedToken),
-            newTokenFloor: String(revocation.newTokenFloor),
-            revocationId: request.revocationId,
-            operator,
-            reason
-          })
-        )
-      }
-      return revocation
-    }, spanned("LockService.revoke"))
+    revoke: (request) => revoke(instance, request)
   })
 
   const waiters = LockWaiters.of({
@@ -144,6 +108,60 @@ export const make = Effect.fnUntraced(function* (settings: LockSettings) {
 
 export const layer = (settings: LockSettings): Layer.Layer<LockApi | LockWaiters, never, LockStore> =>
   Layer.effectContext(make(settings))
+
+// -----------------------------------------------------------------------------
+// sessions, revocation
+// -----------------------------------------------------------------------------
+
+const openSession = Effect.fnUntraced(function* (
+  instance: Instance,
+  { openId, ownerId, ttlMillis }: Parameters<LockApi["Service"]["openSession"]>[0]
+) {
+  const { settings, store } = instance
+  const request = {
+    ownerId,
+    ttlMillis: within(limits.sessionTtlMillis, ttlMillis ?? settings.sessionTtlMillis),
+    openId: openId ?? (yield* randomId("open"))
+  }
+  return yield* write(instance, "openSession", store.openSession(request))
+}, spanned("LockService.openSession"))
+
+const closeSession = Effect.fnUntraced(function* (instance: Instance, sessionId: SessionId, ownerId: OwnerId) {
+  yield* write(instance, "closeSession", instance.store.closeSession(sessionId, ownerId))
+  // Its grants are free now; of which keys only the store knows.
+  instance.lines.wakeHeldBy(ownerId)
+}, spanned("LockService.closeSession"))
+
+const revoke = Effect.fnUntraced(function* (
+  instance: Instance,
+  { expectedToken, key, operator, reason, revocationId }: Parameters<LockApi["Service"]["revoke"]>[0]
+) {
+  const request = {
+    key,
+    operator,
+    reason,
+    expectedToken,
+    revocationId: revocationId ?? (yield* randomId("revoke"))
+  }
+  const { heldMillis, ...revocation } = yield* write(instance, "revoke", instance.store.revoke(request))
+  if (heldMillis !== null) {
+    instance.lines.wake(key)
+    yield* Metrics.increment(Metrics.lock.revoked)
+    yield* Metric.update(Metrics.lock.hold.revoked, heldMillis / 1_000)
+    yield* Effect.logWarning("an operator revoked the lock").pipe(
+      Effect.annotateLogs({
+        event: "lock_revoked",
+        lockKey: key,
+        fencingToken: String(revocation.revokedToken),
+        newTokenFloor: String(revocation.newTokenFloor),
+        revocationId: request.revocationId,
+        operator,
+        reason
+      })
+    )
+  }
+  return revocation
+}, spanned("LockService.revoke"))
 
 // -----------------------------------------------------------------------------
 // acquire

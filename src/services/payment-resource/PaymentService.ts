@@ -18,37 +18,13 @@ export const make = Effect.gen(function* () {
   yield* Metrics.register(Metrics.payment)
   yield* Effect.forkScoped(Effect.repeat(watch(store), Schedule.spaced(WATCH_MILLIS)))
 
-  const fencedOut = ({ highest, op, presented, resource }: FencedOut, { actor, payoutId }: ProtectedWrite) =>
-    Effect.andThen(
-      op in Metrics.payment.fencedOut
-        ? Metrics.increment(Metrics.payment.fencedOut[op as keyof typeof Metrics.payment.fencedOut])
-        : Effect.void,
-      Effect.logError("a stale token was refused: somebody acted after he had lost his lock").pipe(
-        Effect.annotateLogs({
-          event: "fenced_out",
-          point: "resource",
-          op,
-          payoutId,
-          accountId: resource,
-          fencingToken: presented.toString(),
-          highest: highest.toString(),
-          ownerId: actor
-        })
-      )
-    )
-
-  const protectedWrite = <Request extends ProtectedWrite, E extends { readonly _tag: string }>(
-    op: string,
-    write: (request: Request) => Effect.Effect<Written, E | FencedOut>
-  ) =>
-    Effect.fnUntraced(function* (request: Request) {
-      yield* reached(`payment.${op}.before`)
-      const written = yield* Effect.tapError(write(request), (failure) =>
-        isFencedOut(failure) ? fencedOut(failure, request) : Effect.void
-      )
-      yield* reached(`payment.${op}.after`)
-      return yield* moved(written, request)
-    })
+  const protectedWrite =
+    <Request extends ProtectedWrite, E extends { readonly _tag: string }>(
+      op: string,
+      write: (request: Request) => Effect.Effect<Written, E | FencedOut>
+    ) =>
+    (request: Request) =>
+      performed(op, request, write(request))
 
   return PaymentResource.of({
     listPayouts: store.listPayouts,
@@ -71,6 +47,38 @@ export const layer: Layer.Layer<PaymentResource, never, PaymentStore> = Layer.ef
 // -----------------------------------------------------------------------------
 // internal
 // -----------------------------------------------------------------------------
+
+const performed = Effect.fnUntraced(function* <E extends { readonly _tag: string }>(
+  op: string,
+  request: ProtectedWrite,
+  write: Effect.Effect<Written, E | FencedOut>
+) {
+  yield* reached(`payment.${op}.before`)
+  const written = yield* Effect.tapError(write, (failure) =>
+    isFencedOut(failure) ? fencedOut(failure, request) : Effect.void
+  )
+  yield* reached(`payment.${op}.after`)
+  return yield* moved(written, request)
+})
+
+const fencedOut = ({ highest, op, presented, resource }: FencedOut, { actor, payoutId }: ProtectedWrite) =>
+  Effect.andThen(
+    op in Metrics.payment.fencedOut
+      ? Metrics.increment(Metrics.payment.fencedOut[op as keyof typeof Metrics.payment.fencedOut])
+      : Effect.void,
+    Effect.logError("a stale token was refused: somebody acted after he had lost his lock").pipe(
+      Effect.annotateLogs({
+        event: "fenced_out",
+        point: "resource",
+        op,
+        payoutId,
+        accountId: resource,
+        fencingToken: presented.toString(),
+        highest: highest.toString(),
+        ownerId: actor
+      })
+    )
+  )
 
 /** What every write of a payout is worth telling, and nothing of a repeat. */
 const moved = Effect.fnUntraced(function* (
@@ -101,8 +109,8 @@ const moved = Effect.fnUntraced(function* (
 const isFencedOut = (failure: { readonly _tag: string }): failure is FencedOut => failure._tag === "FencedOut"
 
 /** Computes the gauges. When the store does not answer they keep their values, and their timestamps grow old. */
-const watch = (store: PaymentStore["Service"]): Effect.Effect<void> =>
-  Effect.gen(function* () {
+const watch = Effect.fnUntraced(
+  function* (store: PaymentStore["Service"]) {
     const backlog = yield* store.backlog
     const { backlog: gauges, backlogAge, claimedAge, ambiguousAge, invariantViolations } = Metrics.payment
     yield* Metrics.record((set) => {
@@ -125,8 +133,8 @@ const watch = (store: PaymentStore["Service"]): Effect.Effect<void> =>
       }
     }
     yield* Metrics.setToNow(Metrics.payment.verifyTimestamp)
-  }).pipe(
-    Effect.catchTag("BackendUnavailable", ({ cause }: BackendUnavailable) =>
-      Effect.logWarning("the backlog could not be computed").pipe(Effect.annotateLogs({ cause }))
-    )
+  },
+  Effect.catchTag("BackendUnavailable", ({ cause }: BackendUnavailable) =>
+    Effect.logWarning("the backlog could not be computed").pipe(Effect.annotateLogs({ cause }))
   )
+)

@@ -65,206 +65,233 @@ type SubmitFailure =
 
 const nanos = (millis: number): bigint => BigInt(millis) * 1_000_000n
 
+/** What the operations of a proxy share. */
+interface Proxy {
+  readonly store: SubmissionStore["Service"]
+  readonly rail: Rail["Service"]
+  readonly submissions: FiberSet.FiberSet<Acked, SubmitFailure>
+  readonly settings: RailSettings
+}
+
 export const make = Effect.fnUntraced(function* (settings: RailSettings) {
   const store = yield* SubmissionStore
   const rail = yield* Rail
   const submissions = yield* FiberSet.make<Acked, SubmitFailure>()
   // Runs before the set interrupts what is left in it: a stopping process drains, each within its budget.
   yield* Effect.addFinalizer(() => FiberSet.awaitEmpty(submissions))
+  const proxy: Proxy = { store, rail, submissions, settings }
 
-  /** The one call to the rail, bounded by what is left of the budget. */
-  const send = Effect.fnUntraced(function* (request: SubmitRequest, clientReference: string, startedAt: bigint) {
-    const sendNotAfter = startedAt + nanos(settings.sendWindowMillis)
-    const now = yield* Clock.monotonicTimeNanos
-    if (now > sendNotAfter) return yield* new RailNoAnswer({ cause: "the send window has passed", neverSent: true })
-    const { amountMinor, beneficiary, currency } = request
-    const left = startedAt + nanos(settings.readTimeoutMillis) - now
-    return yield* rail.submit({ clientReference, amountMinor, currency, beneficiary }, sendNotAfter).pipe(
-      Effect.timeoutOrElse({
-        duration: Number(left / 1_000_000n),
-        orElse: () => Effect.fail(new RailNoAnswer({ cause: "no answer in time", neverSent: false }))
-      })
-    )
+  return RailProxy.of({
+    submit: (request) => submit(proxy, request),
+    readSubmission: store.read,
+    lookup: (request) => lookup(proxy, request),
+    seal: (request) => seal(proxy, request),
+    evidence: (request) => evidence(proxy, request)
   })
-
-  /** A write to the database, not to the rail: repeating it is safe, and ACKED is answered only when it is confirmed. */
-  const recordOutcome = Effect.fnUntraced(function* (submissionId: string, result: RailAnswer | RailNoAnswer) {
-    const giveUpAt = (yield* Clock.monotonicTimeNanos) + nanos(outcomeWriteMillis)
-    const write =
-      result._tag === "Acknowledged"
-        ? store.recordOutcome(submissionId, "ACKED", { railReference: result.railReference })
-        : result._tag === "Declined"
-          ? store.recordOutcome(submissionId, "DECLINED", { railCode: result.code })
-          : store.recordOutcome(submissionId, "TIMEOUT", {})
-    const attempt = (tries: number): Effect.Effect<Submission, BackendUnavailable> =>
-      Effect.catchTag(write, "BackendUnavailable", (failure) =>
-        Effect.flatMap(Clock.monotonicTimeNanos, (now) =>
-          now > giveUpAt
-            ? Effect.fail(failure)
-            : Effect.flatMap(pauseMillis(defaults.client.retry, tries), (pause) =>
-                Effect.delay(attempt(tries + 1), pause)
-              )
-        )
-      )
-    return yield* attempt(1)
-  })
-
-  const forward = Effect.fnUntraced(function* (
-    request: SubmitRequest,
-    intent: Extract<Intent, { readonly _tag: "Send" }>,
-    startedAt: bigint
-  ): Effect.fn.Return<Acked, RailAmbiguous | RailDeclined> {
-    const { payoutId } = request
-    yield* logInfo("intent recorded, sending once", {
-      event: "rail_intent",
-      clientReference: intent.clientReference,
-      sendBy: intent.sendBy
-    })
-    yield* reached("rail.intent.after")
-    const result = yield* send(request, intent.clientReference, startedAt).pipe(
-      Effect.catchTag("RailNoAnswer", Effect.succeed),
-      Metrics.timed((exit) =>
-        exit._tag === "Success" ? Metrics.rail.submit[seriesOf(exit.value)] : Metrics.rail.submit.timeout
-      )
-    )
-    yield* reached("rail.send.after")
-    yield* reached("rail.outcome.before")
-    const submission = yield* recordOutcome(intent.submissionId, result).pipe(
-      Effect.catchTag("BackendUnavailable", ({ cause }) =>
-        Effect.logError("the outcome could not be recorded: the payout is ambiguous").pipe(
-          Effect.annotateLogs({ event: "rail_outcome", outcome: "INTENT", result: result._tag, cause }),
-          Effect.andThen(Effect.fail(new RailAmbiguous({ payoutId, outcome: "INTENT" })))
-        )
-      )
-    )
-    yield* reached("rail.outcome.after")
-    const { outcome, railReference } = submission
-    yield* (outcome === "ACKED" || outcome === "DECLINED" ? logInfo : logError)("outcome recorded", {
-      event: "rail_outcome",
-      outcome,
-      railReference,
-      ...(result._tag === "RailNoAnswer" ? { cause: result.cause, neverSent: result.neverSent } : {}),
-      ...(result._tag === "Declined" ? { railCode: result.code } : {})
-    })
-    if (outcome === "ACKED") return yield* acked(submission)
-    if (outcome === "DECLINED") {
-      return yield* new RailDeclined({ payoutId, railCode: result._tag === "Declined" ? result.code : null })
-    }
-    if (outcome === "DUPLICATE_ACK") yield* Metrics.increment(Metrics.railEvidence.duplicateDetected)
-    return yield* new RailAmbiguous({ payoutId, outcome })
-  })
-
-  /** There was a record already: it is answered, and nothing is sent. */
-  const answerRecord = Effect.fnUntraced(function* (
-    payoutId: PayoutId,
-    { railCode, sameToken, submission }: Extract<Intent, { readonly _tag: "Recorded" }>
-  ): Effect.fn.Return<Acked, DuplicateSubmission | RailAmbiguous | RailDeclined> {
-    const { outcome, token } = submission
-    if (!sameToken || outcome === "VOIDED") {
-      yield* Metrics.increment(Metrics.rail.duplicateAttempted)
-      yield* Effect.logError("a second submission of a payout was attempted and not sent").pipe(
-        Effect.annotateLogs({ event: "rail_duplicate_attempted", outcome, submittedUnder: String(token) })
-      )
-      return yield* new DuplicateSubmission({ payoutId, outcome, token })
-    }
-    if (outcome === "ACKED") return yield* acked(submission)
-    if (outcome === "DECLINED") return yield* new RailDeclined({ payoutId, railCode })
-    return yield* new RailAmbiguous({ payoutId, outcome })
-  })
-
-  const run = Effect.fnUntraced(function* (
-    request: SubmitRequest,
-    startedAt: bigint
-  ): Effect.fn.Return<Acked, SubmitFailure> {
-    yield* reached("rail.intent.before")
-    const intent = yield* store.recordIntent(request)
-    return intent._tag === "Send"
-      ? yield* forward(request, intent, startedAt)
-      : yield* answerRecord(request.payoutId, intent)
-  })
-
-  const submit = Effect.fnUntraced(function* (request: SubmitRequest) {
-    const startedAt = yield* Clock.monotonicTimeNanos
-    // A fiber of its own: an interrupted caller (a client that hung up) leaves it running.
-    const running = yield* FiberSet.run(submissions, run(request, startedAt).pipe(watched, attributed(request)))
-    return yield* Fiber.join(running).pipe(
-      Effect.timeoutOrElse({
-        duration: settings.readTimeoutMillis + answerSlackMillis,
-        orElse: () => Effect.fail(new RailAmbiguous({ payoutId: request.payoutId, outcome: "INTENT" }))
-      })
-    )
-  }, spanned("RailService.submit"))
-
-  const lookup = Effect.fnUntraced(
-    function* (request: Parameters<RailProxy["Service"]["lookup"]>[0]) {
-      const { actor, payoutId } = request
-      const { askedAt, clientReference } = yield* store.beginLookup(payoutId)
-      const found = yield* rail.lookup(clientReference).pipe(
-        Effect.timeoutOrElse({
-          duration: settings.readTimeoutMillis,
-          orElse: () => Effect.fail(new RailNoAnswer({ cause: "no answer in time", neverSent: false }))
-        }),
-        Effect.catchTag("RailNoAnswer", ({ cause }) =>
-          Effect.as(Effect.logWarning("the rail's lookup gave no answer", cause), { _tag: "UNAVAILABLE" } as const)
-        )
-      )
-      const executed = found._tag === "EXECUTED"
-      const finding: LookupFinding = {
-        payoutId,
-        finding: found._tag,
-        executedCount: executed ? found.count : 0,
-        railReference: executed ? found.railReference : null
-      }
-      const { lateExecution } = yield* store.recordLookup({ ...finding, actor, askedAt })
-      if (lateExecution) {
-        yield* Metrics.increment(Metrics.railEvidence.lateExecution)
-        yield* Effect.logError("the rail executed a payout that had failed: adjust the ledger").pipe(
-          Effect.annotateLogs({ event: "late_execution", railReference: finding.railReference })
-        )
-      }
-      if (finding.executedCount > 1) {
-        yield* Metrics.increment(Metrics.railEvidence.duplicateDetected)
-        yield* Effect.logError("the rail executed a payout more than once").pipe(
-          Effect.annotateLogs({ event: "rail_duplicate_detected", executedCount: finding.executedCount })
-        )
-      }
-      return finding
-    },
-    (effect, { actor, payoutId }) => Effect.annotateLogs(effect, { payoutId, actor }),
-    spanned("RailService.lookup")
-  )
-
-  const seal = Effect.fnUntraced(function* (request: SealRequest) {
-    return yield* store.seal(request).pipe(
-      Effect.tap(({ token }) =>
-        Effect.logInfo("sealed: nothing was and nothing will be sent").pipe(
-          Effect.annotateLogs({
-            event: "rail_outcome",
-            outcome: "VOIDED",
-            reason: request.reason,
-            sealedUnder: String(token)
-          })
-        )
-      ),
-      watched,
-      attributed(request)
-    )
-  }, spanned("RailService.seal"))
-
-  const evidence = Effect.fnUntraced(function* (request: EvidenceRequest) {
-    return yield* store.recordEvidence(request).pipe(
-      Effect.tap(({ finding, railReference }) =>
-        Effect.logWarning("an operator gave evidence").pipe(
-          Effect.annotateLogs({ event: "rail_evidence", finding, railReference, reason: request.reason })
-        )
-      ),
-      watched,
-      attributed(request)
-    )
-  }, spanned("RailService.evidence"))
-
-  return RailProxy.of({ submit, readSubmission: store.read, lookup, seal, evidence })
 })
+
+/** The one call to the rail, bounded by what is left of the budget. */
+const send = Effect.fnUntraced(function* (
+  { rail, settings }: Proxy,
+  request: SubmitRequest,
+  clientReference: string,
+  startedAt: bigint
+) {
+  const sendNotAfter = startedAt + nanos(settings.sendWindowMillis)
+  const now = yield* Clock.monotonicTimeNanos
+  if (now > sendNotAfter) return yield* new RailNoAnswer({ cause: "the send window has passed", neverSent: true })
+  const { amountMinor, beneficiary, currency } = request
+  const left = startedAt + nanos(settings.readTimeoutMillis) - now
+  return yield* rail.submit({ clientReference, amountMinor, currency, beneficiary }, sendNotAfter).pipe(
+    Effect.timeoutOrElse({
+      duration: Number(left / 1_000_000n),
+      orElse: () => Effect.fail(new RailNoAnswer({ cause: "no answer in time", neverSent: false }))
+    })
+  )
+})
+
+/** A write to the database, not to the rail: repeating it is safe, and ACKED is answered only when it is confirmed. */
+const recordOutcome = Effect.fnUntraced(function* (
+  { store }: Proxy,
+  submissionId: string,
+  result: RailAnswer | RailNoAnswer
+) {
+  const giveUpAt = (yield* Clock.monotonicTimeNanos) + nanos(outcomeWriteMillis)
+  const write =
+    result._tag === "Acknowledged"
+      ? store.recordOutcome(submissionId, "ACKED", { railReference: result.railReference })
+      : result._tag === "Declined"
+        ? store.recordOutcome(submissionId, "DECLINED", { railCode: result.code })
+        : store.recordOutcome(submissionId, "TIMEOUT", {})
+  const attempt = (tries: number): Effect.Effect<Submission, BackendUnavailable> =>
+    Effect.catchTag(write, "BackendUnavailable", (failure) =>
+      Effect.flatMap(Clock.monotonicTimeNanos, (now) =>
+        now > giveUpAt
+          ? Effect.fail(failure)
+          : Effect.flatMap(pauseMillis(defaults.client.retry, tries), (pause) =>
+              Effect.delay(attempt(tries + 1), pause)
+            )
+      )
+    )
+  return yield* attempt(1)
+})
+
+const forward = Effect.fnUntraced(function* (
+  proxy: Proxy,
+  request: SubmitRequest,
+  intent: Extract<Intent, { readonly _tag: "Send" }>,
+  startedAt: bigint
+): Effect.fn.Return<Acked, RailAmbiguous | RailDeclined> {
+  const { payoutId } = request
+  yield* logInfo("intent recorded, sending once", {
+    event: "rail_intent",
+    clientReference: intent.clientReference,
+    sendBy: intent.sendBy
+  })
+  yield* reached("rail.intent.after")
+  const result = yield* send(proxy, request, intent.clientReference, startedAt).pipe(
+    Effect.catchTag("RailNoAnswer", Effect.succeed),
+    Metrics.timed((exit) =>
+      exit._tag === "Success" ? Metrics.rail.submit[seriesOf(exit.value)] : Metrics.rail.submit.timeout
+    )
+  )
+  yield* reached("rail.send.after")
+  yield* reached("rail.outcome.before")
+  const submission = yield* recordOutcome(proxy, intent.submissionId, result).pipe(
+    Effect.catchTag("BackendUnavailable", ({ cause }) =>
+      Effect.logError("the outcome could not be recorded: the payout is ambiguous").pipe(
+        Effect.annotateLogs({ event: "rail_outcome", outcome: "INTENT", result: result._tag, cause }),
+        Effect.andThen(Effect.fail(new RailAmbiguous({ payoutId, outcome: "INTENT" })))
+      )
+    )
+  )
+  yield* reached("rail.outcome.after")
+  const { outcome, railReference } = submission
+  yield* (outcome === "ACKED" || outcome === "DECLINED" ? logInfo : logError)("outcome recorded", {
+    event: "rail_outcome",
+    outcome,
+    railReference,
+    ...(result._tag === "RailNoAnswer" ? { cause: result.cause, neverSent: result.neverSent } : {}),
+    ...(result._tag === "Declined" ? { railCode: result.code } : {})
+  })
+  if (outcome === "ACKED") return yield* acked(submission)
+  if (outcome === "DECLINED") {
+    return yield* new RailDeclined({ payoutId, railCode: result._tag === "Declined" ? result.code : null })
+  }
+  if (outcome === "DUPLICATE_ACK") yield* Metrics.increment(Metrics.railEvidence.duplicateDetected)
+  return yield* new RailAmbiguous({ payoutId, outcome })
+})
+
+/** There was a record already: it is answered, and nothing is sent. */
+const answerRecord = Effect.fnUntraced(function* (
+  payoutId: PayoutId,
+  { railCode, sameToken, submission }: Extract<Intent, { readonly _tag: "Recorded" }>
+): Effect.fn.Return<Acked, DuplicateSubmission | RailAmbiguous | RailDeclined> {
+  const { outcome, token } = submission
+  if (!sameToken || outcome === "VOIDED") {
+    yield* Metrics.increment(Metrics.rail.duplicateAttempted)
+    yield* Effect.logError("a second submission of a payout was attempted and not sent").pipe(
+      Effect.annotateLogs({ event: "rail_duplicate_attempted", outcome, submittedUnder: String(token) })
+    )
+    return yield* new DuplicateSubmission({ payoutId, outcome, token })
+  }
+  if (outcome === "ACKED") return yield* acked(submission)
+  if (outcome === "DECLINED") return yield* new RailDeclined({ payoutId, railCode })
+  return yield* new RailAmbiguous({ payoutId, outcome })
+})
+
+const run = Effect.fnUntraced(function* (
+  proxy: Proxy,
+  request: SubmitRequest,
+  startedAt: bigint
+): Effect.fn.Return<Acked, SubmitFailure> {
+  yield* reached("rail.intent.before")
+  const intent = yield* proxy.store.recordIntent(request)
+  return intent._tag === "Send"
+    ? yield* forward(proxy, request, intent, startedAt)
+    : yield* answerRecord(request.payoutId, intent)
+})
+
+const submit = Effect.fnUntraced(function* (proxy: Proxy, request: SubmitRequest) {
+  const { settings, submissions } = proxy
+  const startedAt = yield* Clock.monotonicTimeNanos
+  // A fiber of its own: an interrupted caller (a client that hung up) leaves it running.
+  const running = yield* FiberSet.run(submissions, run(proxy, request, startedAt).pipe(watched, attributed(request)))
+  return yield* Fiber.join(running).pipe(
+    Effect.timeoutOrElse({
+      duration: settings.readTimeoutMillis + answerSlackMillis,
+      orElse: () => Effect.fail(new RailAmbiguous({ payoutId: request.payoutId, outcome: "INTENT" }))
+    })
+  )
+}, spanned("RailService.submit"))
+
+const lookup = Effect.fnUntraced(
+  function* ({ rail, settings, store }: Proxy, request: Parameters<RailProxy["Service"]["lookup"]>[0]) {
+    const { actor, payoutId } = request
+    const { askedAt, clientReference } = yield* store.beginLookup(payoutId)
+    const found = yield* rail.lookup(clientReference).pipe(
+      Effect.timeoutOrElse({
+        duration: settings.readTimeoutMillis,
+        orElse: () => Effect.fail(new RailNoAnswer({ cause: "no answer in time", neverSent: false }))
+      }),
+      Effect.catchTag("RailNoAnswer", ({ cause }) =>
+        Effect.as(Effect.logWarning("the rail's lookup gave no answer", cause), { _tag: "UNAVAILABLE" } as const)
+      )
+    )
+    const executed = found._tag === "EXECUTED"
+    const finding: LookupFinding = {
+      payoutId,
+      finding: found._tag,
+      executedCount: executed ? found.count : 0,
+      railReference: executed ? found.railReference : null
+    }
+    const { lateExecution } = yield* store.recordLookup({ ...finding, actor, askedAt })
+    if (lateExecution) {
+      yield* Metrics.increment(Metrics.railEvidence.lateExecution)
+      yield* Effect.logError("the rail executed a payout that had failed: adjust the ledger").pipe(
+        Effect.annotateLogs({ event: "late_execution", railReference: finding.railReference })
+      )
+    }
+    if (finding.executedCount > 1) {
+      yield* Metrics.increment(Metrics.railEvidence.duplicateDetected)
+      yield* Effect.logError("the rail executed a payout more than once").pipe(
+        Effect.annotateLogs({ event: "rail_duplicate_detected", executedCount: finding.executedCount })
+      )
+    }
+    return finding
+  },
+  (effect, _proxy, { actor, payoutId }) => Effect.annotateLogs(effect, { payoutId, actor }),
+  spanned("RailService.lookup")
+)
+
+const seal = Effect.fnUntraced(function* ({ store }: Proxy, request: SealRequest) {
+  return yield* store.seal(request).pipe(
+    Effect.tap(({ token }) =>
+      Effect.logInfo("sealed: nothing was and nothing will be sent").pipe(
+        Effect.annotateLogs({
+          event: "rail_outcome",
+          outcome: "VOIDED",
+          reason: request.reason,
+          sealedUnder: String(token)
+        })
+      )
+    ),
+    watched,
+    attributed(request)
+  )
+}, spanned("RailService.seal"))
+
+const evidence = Effect.fnUntraced(function* ({ store }: Proxy, request: EvidenceRequest) {
+  return yield* store.recordEvidence(request).pipe(
+    Effect.tap(({ finding, railReference }) =>
+      Effect.logWarning("an operator gave evidence").pipe(
+        Effect.annotateLogs({ event: "rail_evidence", finding, railReference, reason: request.reason })
+      )
+    ),
+    watched,
+    attributed(request)
+  )
+}, spanned("RailService.evidence"))
 
 export const layer = (settings: RailSettings): Layer.Layer<RailProxy, never, SubmissionStore | Rail> =>
   Layer.effect(RailProxy, make(settings))

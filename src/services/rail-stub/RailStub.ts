@@ -168,15 +168,13 @@ export const make = Effect.gen(function* () {
     Effect.all([Random.next, Random.next, Random.next]).pipe(Random.withSeed(`${control.seed}/${++drawn}`))
   )
 
-  const submit = Effect.fnUntraced(function* (order: PaymentOrder) {
-    const [uniform, coin, jitter] = yield* draws
-    const atMillis = yield* Clock.currentTimeMillis
+  const latencyMillis = (jitter: number): number => {
     const { fixedMillis, jitterMillis } = control.latency
-    const fate = receive(order, atMillis, uniform, coin)
-    const latencyMillis = fixedMillis + Math.floor(jitter * (jitterMillis + 1))
-    if (latencyMillis > 0) yield* Effect.sleep(latencyMillis)
-    return fate
-  })
+    return fixedMillis + Math.floor(jitter * (jitterMillis + 1))
+  }
+
+  const submit = (order: PaymentOrder) =>
+    submitting(draws, (atMillis, uniform, coin) => receive(order, atMillis, uniform, coin), latencyMillis)
 
   const answerTo = (clientReference: string, nowMillis: number): LookupAnswer => {
     const visibleUntil = nowMillis - control.lookup.visibilityDelayMillis
@@ -220,6 +218,19 @@ export const make = Effect.gen(function* () {
         return control
       })
   })
+})
+
+const submitting = Effect.fnUntraced(function* (
+  draws: Effect.Effect<[uniform: number, coin: number, jitter: number]>,
+  receive: (atMillis: number, uniform: number, coin: number) => SubmitFate,
+  latencyMillis: (jitter: number) => number
+) {
+  const [uniform, coin, jitter] = yield* draws
+  const atMillis = yield* Clock.currentTimeMillis
+  const fate = receive(atMillis, uniform, coin)
+  const millis = latencyMillis(jitter)
+  if (millis > 0) yield* Effect.sleep(millis)
+  return fate
 })
 
 export const layer: Layer.Layer<RailStub> = Layer.effect(RailStub, make)
