@@ -164,7 +164,9 @@ export const turnMutants: ReadonlyArray<Mutant> = [
   {
     id: "E07",
     what: "the executor submits although its claim was fenced out",
-    edits: [edit(turn, "if (work.turn.options.staleHolder) return submit(work)", "if (work !== null) return submit(work)")],
+    edits: [
+      edit(turn, "if (work.turn.options.staleHolder) return submit(work)", "if (work !== null) return submit(work)")
+    ],
     under: [revokedBeforeItsClaim]
   },
   {
