@@ -61,7 +61,9 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
   const { ahead, at, client, memory, shortMemory } = state
   const { acquireId, key, ownerId, sessionId, ttlMillis } = request
   const acquired = at.acquire(sessionId, key, acquireId)
-  const keys = [...sessionKeys(state, sessionId), acquired, at.lock(key), at.held(key), at.floor]
+  const lookAround = Effect.suspend(() =>
+    look(state, [...sessionKeys(state, sessionId), acquired, at.lock(key), at.held(key), at.floor], budget)
+  )
 
   /** The lease for the grant, whether it may be in use, and whether no transaction that may have been applied named it. */
   let lease: GrantLease | undefined
@@ -77,7 +79,7 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
 
   const attempt = Effect.gen(function* () {
     let floor = yield* knowFloor(state, budget)
-    let view = looksFree(state, request) ? undefined : (yield* look(state, keys, budget)).value
+    let view = looksFree(state, request) ? undefined : (yield* lookAround).value
     for (let round = 0; round < ROUNDS; round++) {
       const [session, opened, expired, before, lock, held] = view === undefined ? [] : found(view)
       const holder = readStored(lock)
@@ -92,7 +94,7 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
           inUse = holder !== undefined && holder.lease === lease?.id
           const again = yield* answerAgain(state, request, before, view, budget)
           if (again !== undefined) return again
-          view = (yield* look(state, keys, budget)).value
+          view = (yield* lookAround).value
           continue
         }
         if (lock !== undefined && (holder === undefined || (yield* isAlive(state, holder, sessionId, budget)))) {
@@ -140,8 +142,7 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
               ...(last === undefined
                 ? []
                 : [put(at.ended(key, last.token), { ownerId: last.grant.ownerId, end, by: state.callName() }, ends)])
-            ],
-            failure: keys.map(range)
+            ]
           },
           budget
         )
@@ -153,9 +154,6 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
             })
           )
         )
-      const isGranted = value.succeeded || (repeated && readStored(found(value)[4])?.lease === own.id)
-      if (isGranted && last !== undefined) tell(state, key, last, end)
-      inUse = isGranted
       if (repeated) isNew = false
       if (value.succeeded) {
         const stored = {
@@ -165,13 +163,17 @@ export const tryAcquire = Effect.fnUntraced(function* (state: State, request: Ac
           lease: own.id
         }
         const expiresAt = grantedAt + kept
+        if (last !== undefined) tell(state, key, last, end)
         if (holder !== undefined) yield* endedHere(state, key, holder)
         remember(state, key, stored, expiresAt, own)
         state.contended.delete(key)
         return answerOf(key, stored, expiresAt, kept)
       }
-      floor = state.floor = floorOf(value, 6) ?? floor
-      view = value
+      if (!repeated) inUse = false
+      view = (yield* lookAround).value
+      inUse = repeated && readStored(found(view)[4])?.lease === own.id
+      if (inUse && last !== undefined) tell(state, key, last, end)
+      floor = state.floor = floorOf(view, 6) ?? floor
     }
     return yield* undecided("tryAcquire")
   })

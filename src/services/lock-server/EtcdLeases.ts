@@ -139,10 +139,11 @@ export const makeLeases = Effect.fnUntraced(function* (
     finish,
     finishIf: (id, wasEnded) =>
       inBackground((budget) => {
-        const again = Effect.andThen(Effect.sleep(STILL_UNDER_WAY_MILLIS), wasEnded(budget))
+        const ended = Effect.orElseSucceed(wasEnded(budget), () => false)
+        const again = Effect.andThen(Effect.sleep(STILL_UNDER_WAY_MILLIS), ended)
         return Effect.flatMap(
-          Effect.flatMap(wasEnded(budget), (ended) => (ended ? Effect.succeed(true) : again)),
-          (ended) => (ended ? client.revokeLease(id, budget) : Effect.void)
+          Effect.flatMap(ended, (yes) => (yes ? Effect.succeed(true) : again)),
+          (yes) => (yes ? client.revokeLease(id, budget) : Effect.void)
         )
       }),
     inBackground

@@ -121,12 +121,12 @@ export const make = Effect.fnUntraced(function* (leases: Leases): Effect.fn.Retu
       Effect.sleep(LOOK_MILLIS),
       clear(({ seconds, until }) => now() - (until - BigInt(seconds) * 1_000n * NANOS_PER_MILLI) >= STALE_NANOS)
     )
-    return leases.inBackground(() =>
-      Effect.ensuring(
-        Effect.whileLoop({ while: () => waiting > 0 && !closed, body: () => look, step: () => {} }),
-        Effect.sync(() => (watched = false))
-      )
-    )
+    const goesOn = () => {
+      // In one step with the look: what is placed after it is watched by the next.
+      watched = waiting > 0 && !closed
+      return watched
+    }
+    return leases.inBackground(() => Effect.whileLoop({ while: goesOn, body: () => look, step: () => {} }))
   })
 
   const place = (shelf: Shelf, lease: GrantLease) =>

@@ -5,6 +5,8 @@ import * as EtcdBatches from "../../../src/services/lock-server/EtcdBatches.ts"
 import { type Answer, type EtcdClient, LeaseGone } from "../../../src/services/lock-server/EtcdClient.ts"
 import { waitUntil } from "../../support/waitUntil.ts"
 
+const WORKERS = EtcdBatches.SIZES.workers
+
 const range = (key: string): IRequestOp => ({ request_range: { key: Buffer.from(key) } })
 const put = (key: string, lease = "1"): IRequestOp => ({
   request_put: { key: Buffer.from(key), value: Buffer.from("v"), lease }
@@ -35,26 +37,30 @@ const scene = Effect.gen(function* () {
         const given: Effect.Effect<Answer<ITxnResponse>, LeaseGone> = namesGone(request)
           ? Effect.fail(new LeaseGone({}))
           : Effect.succeed({ value: answer(request, revision), repeated: false })
-        return sent.length <= 4 ? Effect.andThen(Deferred.await(gate), given) : given
+        return sent.length <= WORKERS ? Effect.andThen(Deferred.await(gate), given) : given
       })
   } as unknown as EtcdClient
   const batches = yield* EtcdBatches.over(client)
+  // Before the batches close, which wait for what they have sent.
+  yield* Effect.addFinalizer(() => Deferred.succeed(gate, undefined))
   const endsAt = (yield* Clock.monotonicTimeNanos) + 20_000_000_000n
   const start = (request: ITxnRequest) => Effect.forkChild(Effect.exit(batches.txn(request, { endsAt })))
   // All workers are busy with one each.
-  const busy = yield* Effect.forEach([1, 2, 3, 4], (i) =>
-    Effect.tap(start({ success: [range(`/busy/${i}`)] }), () =>
-      waitUntil(
-        "it is sent",
-        Effect.sync(() => sent.length === i)
+  const busy = yield* Effect.forEach(
+    Array.from({ length: WORKERS }, (_, i) => i + 1),
+    (i) =>
+      Effect.tap(start({ success: [range(`/busy/${i}`)] }), () =>
+        waitUntil(
+          "it is sent",
+          Effect.sync(() => sent.length === i)
+        )
       )
-    )
   )
   const open = Effect.andThen(
     Deferred.succeed(gate, undefined),
     Effect.forEach(busy, (fiber) => Fiber.join(fiber))
   )
-  const rest = () => sent.slice(4).map(({ success }) => (success ?? []).filter((one) => one.request_txn).length)
+  const rest = () => sent.slice(WORKERS).map(({ success }) => (success ?? []).filter((one) => one.request_txn).length)
   return { start, open, rest, sent }
 })
 
@@ -71,7 +77,7 @@ describe("EtcdBatches", () => {
         if (exit._tag !== "Success") return assert.fail(String(exit.cause))
         assert.strictEqual(exit.value.value.responses.length, i + 1)
         assert.strictEqual(exit.value.value.header.raft_term, "7")
-        assert.strictEqual(exit.value.value.header.revision, "105")
+        assert.strictEqual(exit.value.value.header.revision, String(101 + WORKERS))
       }
       assert.deepStrictEqual(rest(), [3])
     }).pipe(Effect.scoped)
@@ -109,7 +115,7 @@ describe("EtcdBatches", () => {
       // At once, although every worker is busy.
       yield* waitUntil(
         "all are sent",
-        Effect.sync(() => sent.length === 5)
+        Effect.sync(() => sent.length === WORKERS + 1)
       )
       yield* open
     }).pipe(Effect.scoped)

@@ -16,6 +16,8 @@ const ownerId = OwnerId.make("w1")
 const [k1, k2] = [LockKey.make("k1"), LockKey.make("k2")]
 const TTL = 20_000
 
+const nothing: (request: ITxnRequest) => Effect.Effect<unknown> = () => Effect.void
+
 /** Two instances, the second with what it says to etcd in our hands. */
 const scene = Effect.gen(function* () {
   const server = yield* EmbeddedEtcd.start({ storage: { kind: "temporary" }, fast: true })
@@ -23,7 +25,7 @@ const scene = Effect.gen(function* () {
   const options = { endpoints: [server.endpoint], timeoutMillis: 5_000 }
   const first = yield* EtcdLockStore.make(options)
   const client = yield* EtcdClient.make(options)
-  const said = { keepAlives: 0, after: (_: ITxnRequest): Effect.Effect<unknown> => Effect.void, silent: false }
+  const said = { keepAlives: 0, after: nothing, silent: false }
   const second = yield* makeState(
     {
       ...client,
@@ -115,7 +117,7 @@ describe("the owner of a lease", () => {
       assert.strictEqual((yield* Effect.flip(release))._tag, "LockLost")
       yield* revoked
       assert.isTrue(yield* isThere(lease))
-      assert.strictEqual((yield* first.renew(k2, ownerId, grant.token)).token, grant.token)
+      assert.strictEqual((yield* first.renew(k2, ownerId, grant.token, TTL)).token, grant.token)
     })
   )
 
