@@ -75,6 +75,17 @@ export const make = Effect.fnUntraced(function* ({ pools, timeoutMillis }: PgBat
   const { contenders, contendersAside, holders, holdersAside } = pools
   const { one } = PgCalls.within(timeoutMillis)
 
+  /** Calls under way on `contenders`. */
+  let contending = 0
+  const contend = <A, E>(call: Effect.Effect<A, E>) =>
+    Effect.suspend(() => {
+      contending++
+      return Effect.ensuring(
+        call,
+        Effect.sync(() => contending--)
+      )
+    })
+
   const lane = <Request, Row, A, E>(options: {
     readonly operation: string
     readonly sizes: typeof ACQUIRES
@@ -129,14 +140,16 @@ export const make = Effect.fnUntraced(function* ({ pools, timeoutMillis }: PgBat
     same: ({ acquireId, key, ownerId, sessionId, ttlMillis }) =>
       JSON.stringify([key, sessionId, ownerId, acquireId, ttlMillis]),
     one: ({ acquireId, key, ownerId, sessionId, ttlMillis }, aside) =>
-      (aside
-        ? contendersAside
-        : contenders)`SELECT * FROM lock.acquire(${key}, ${ownerId}, ${sessionId}, ${ttlMillis}::int4, ${acquireId})`,
+      aside
+        ? contendersAside`SELECT * FROM lock.acquire(${key}, ${ownerId}, ${sessionId}, ${ttlMillis}::int4, ${acquireId})`
+        : contend(
+            contenders`SELECT * FROM lock.acquire(${key}, ${ownerId}, ${sessionId}, ${ttlMillis}::int4, ${acquireId})`
+          ),
     many: (all) =>
-      contenders`SELECT * FROM lock.acquire_batch(
+      contend(contenders`SELECT * FROM lock.acquire_batch(
         ${all.map(({ key }) => key)}::text[], ${all.map(({ ownerId }) => ownerId)}::text[],
         ${all.map(({ sessionId }) => sessionId)}::text[], ${all.map(({ ttlMillis }) => ttlMillis)}::int4[],
-        ${all.map(({ acquireId }) => acquireId)}::text[])`,
+        ${all.map(({ acquireId }) => acquireId)}::text[])`),
     answer: (row, { key, sessionId }): Exit.Exit<LockGrant, AcquireFailure> => {
       if (row.outcome === "granted") return Exit.succeed(grant(row, key))
       if (row.outcome === "lost") return Exit.fail(lost(row, key))
@@ -163,8 +176,12 @@ export const make = Effect.fnUntraced(function* ({ pools, timeoutMillis }: PgBat
     operation: "release",
     sizes: HOLDS,
     distinct: ({ key }) => key,
+    // Whoever is alone goes and comes by one connection: its process on the server is warm (1.1 times the latency of the
+    // bare call for 1.7 with a connection each). While anybody acquires, a release has the connection of its own.
     one: ({ key, ownerId, token }, aside) =>
-      (aside ? holdersAside : holders)`SELECT * FROM lock.release(${key}, ${ownerId}, ${token}::int8)`,
+      aside || contending > 0
+        ? (aside ? holdersAside : holders)`SELECT * FROM lock.release(${key}, ${ownerId}, ${token}::int8)`
+        : contend(contenders`SELECT * FROM lock.release(${key}, ${ownerId}, ${token}::int8)`),
     many: (all) =>
       holders`SELECT * FROM lock.release_batch(
         ${all.map(({ key }) => key)}::text[], ${all.map(({ ownerId }) => ownerId)}::text[],

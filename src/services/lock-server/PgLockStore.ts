@@ -91,7 +91,10 @@ const make = Effect.fnUntraced(function* (options: PgLockStoreOptions) {
   yield* Queue.takeAll(changed).pipe(
     Effect.flatMap((keys) => {
       const distinct = [...new Set<string>(keys)]
-      return bounded("notify")(readers`SELECT pg_notify(${CHANNEL}, key) FROM unnest(${distinct}::text[]) AS key`)
+      // A hint needs no fsync of its own.
+      return bounded("notify")(
+        readers`SELECT set_config('synchronous_commit', 'off', true), pg_notify(${CHANNEL}, key) FROM unnest(${distinct}::text[]) AS key`
+      )
     }),
     // A hint that is lost costs a second.
     Effect.ignore,
