@@ -4,8 +4,8 @@
  * - **Acquire** is one transaction: nobody holds the key, my session lives, this id was not granted yet; then the grant is
  *   put under a lease of its own, and the revision is the token. Where the key is known to be held there is a look before
  *   it, which decides nothing: it keeps contenders from writing and from taking leases.
- * - **A lease** serves one grant. Some are granted ahead (`EtcdLeasesAhead.ts`), and those that are finished are revoked
- *   together, since etcd commits its database for each.
+ * - **A lease** serves one grant at a time, and comes back from a grant that this instance has ended, to serve the next one
+ *   (`EtcdLeasesAhead.ts` says why that is safe). Those that are finished are revoked together.
  * - **A renewal** never puts: that would change the revision, and so the token. It keeps the lease alive first and then
  *   looks whether the key is still ours; the other way round a revoke in between would be answered as a success.
  * - **The term.** A leader that was deposed and does not know it yet answers keep-alives, but its successor counts the lease
