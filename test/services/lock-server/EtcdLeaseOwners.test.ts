@@ -7,6 +7,7 @@ import type { LockStore } from "../../../src/core/lock/LockStore.ts"
 import * as EtcdClient from "../../../src/services/lock-server/EtcdClient.ts"
 import * as EtcdGrants from "../../../src/services/lock-server/EtcdGrants.ts"
 import * as EtcdLockStore from "../../../src/services/lock-server/EtcdLockStore.ts"
+import * as EtcdSweep from "../../../src/services/lock-server/EtcdSweep.ts"
 import { makeState } from "../../../src/services/lock-server/EtcdState.ts"
 import * as EmbeddedEtcd from "../../../src/services/platform/EmbeddedEtcd.ts"
 import { etcdClient, leases } from "../../support/etcd.ts"
@@ -25,7 +26,7 @@ const scene = Effect.gen(function* () {
   const options = { endpoints: [server.endpoint], timeoutMillis: 5_000 }
   const first = yield* EtcdLockStore.make(options)
   const client = yield* EtcdClient.make(options)
-  const said = { keepAlives: 0, after: nothing, silent: false }
+  const said = { keepAlives: 0, after: nothing, silent: false, next: k1 }
   const second = yield* makeState(
     {
       ...client,
@@ -66,15 +67,22 @@ const scene = Effect.gen(function* () {
   return { budget, first, isThere, leaseOf, open, request, revoked, said, second }
 })
 
+/** The first instance acquires until the lease serves a grant again. */
 const reusedFor = (
-  { leaseOf, open, request }: Effect.Success<typeof scene>,
+  { leaseOf, open, request, said }: Effect.Success<typeof scene>,
   first: LockStore["Service"],
   lease: string | undefined
 ) =>
   Effect.gen(function* () {
-    const grant = yield* first.tryAcquire(request(k2, yield* open("second"), "a2"))
-    assert.strictEqual(yield* leaseOf(k2), lease, "the lease serves the next grant")
-    return grant
+    const session = yield* open("second")
+    for (let i = 0; i < 8; i++) {
+      const key = LockKey.make(`next-${i}`)
+      const grant = yield* first.tryAcquire(request(key, session, key))
+      if ((yield* leaseOf(key)) !== lease) continue
+      said.next = key
+      return grant
+    }
+    return assert.fail("the lease serves no other grant")
   })
 
 describe("the owner of a lease", () => {
@@ -117,7 +125,7 @@ describe("the owner of a lease", () => {
       assert.strictEqual((yield* Effect.flip(release))._tag, "LockLost")
       yield* revoked
       assert.isTrue(yield* isThere(lease))
-      assert.strictEqual((yield* first.renew(k2, ownerId, grant.token, TTL)).token, grant.token)
+      assert.strictEqual((yield* first.renew(said.next, ownerId, grant.token, TTL)).token, grant.token)
     })
   )
 
@@ -149,7 +157,34 @@ describe("the owner of a lease", () => {
         assert.isTrue(looked)
         yield* revoked
         assert.isTrue(yield* isThere(lease))
-        assert.isTrue((yield* first.inspect(k2)).held)
+        assert.isTrue((yield* first.inspect(said.next)).held)
+      })
+  )
+
+  it.live(
+    "a sweep that finds a grant whose session is gone, and is not the first to end it, leaves the lease alone",
+    () =>
+      Effect.gen(function* () {
+        const all = yield* scene
+        const { budget, first, isThere, leaseOf, open, request, revoked, said, second } = all
+        const session = yield* open("first")
+        yield* first.tryAcquire(request(k1, session, "a1"))
+        const lease = yield* leaseOf(k1)
+        yield* first.closeSession(session, ownerId)
+        const next = yield* open("third")
+        let swept = false
+        // t0 the sweep reads what has ended   t1 the first instance ends it for the next holder, and its lease serves k2
+        said.after = ({ success }) => {
+          if (swept || success?.length !== 4) return Effect.void
+          swept = true
+          return Effect.orDie(Effect.andThen(first.tryAcquire(request(k1, next, "a3")), reusedFor(all, first, lease)))
+        }
+        const { expiredGrants } = yield* EtcdSweep.sweep(second, yield* budget)
+        assert.isTrue(swept)
+        assert.deepStrictEqual(expiredGrants, [])
+        yield* revoked
+        assert.isTrue(yield* isThere(lease))
+        assert.isTrue((yield* first.inspect(said.next)).held)
       })
   )
 
