@@ -187,7 +187,7 @@ export const turnMutants: ReadonlyArray<Mutant> = [
     edits: [
       edit(
         reconciler,
-        "locks .withLock(key)((lock) =>",
+        "instance.locks .withLock(key)((lock) =>",
         "((use) => use({ key, token: payout.claimToken, checkStillHeld: Effect.void }))((lock) =>"
       )
     ],

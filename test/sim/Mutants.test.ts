@@ -3,6 +3,7 @@
 import { assert, describe, it } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fs from "node:fs"
+import { stripTypeScriptTypes } from "node:module"
 import { type Mutant, patternOf } from "../../src/harness/Mutant.ts"
 import { mutants } from "../../src/harness/Mutants.ts"
 import type { Job } from "../../src/harness/SimJob.ts"
@@ -35,6 +36,29 @@ describe("mutants", () => {
         })
       )
       assert.deepStrictEqual(wrong, [])
+    })
+
+    it(`what they make of ${root} is a program`, () => {
+      const broken = mutants.flatMap(({ edits, id }) => {
+        const texts = new Map<string, string>()
+        for (const one of edits) {
+          const [file] = fs.globSync(`${root}/**/${one.file.replace(/ts$/, extension)}`)
+          const text = texts.get(one.file) ?? fs.readFileSync(file ?? one.file, "utf8")
+          texts.set(
+            one.file,
+            text.replace(patternOf(one), () => one.replace)
+          )
+        }
+        return [...texts].flatMap(([file, text]) => {
+          try {
+            stripTypeScriptTypes(text)
+            return []
+          } catch (cause) {
+            return [`${id}: ${file}: ${String(cause)}`]
+          }
+        })
+      })
+      assert.deepStrictEqual(broken, [])
     })
   }
 
