@@ -3,9 +3,8 @@
  * The services as real operating-system processes on this machine: started, watched through their JSON logs, stopped,
  * paused and killed.
  *
- * Nothing outlives the harness, not even a worker that is stopped (SIGSTOP) when the harness itself is killed (SIGKILL):
- * a watchdog shell reads the process ids from a pipe and, when the pipe closes for whatever reason, kills them all and
- * removes the scratch directory.
+ * Nothing outlives the harness, not even a worker that is stopped (SIGSTOP) when the harness itself is killed (SIGKILL): see
+ * `platform/DirectoryGuard.ts`.
  */
 import { Clock, Deferred, Duration, Effect, Schema, type Scope } from "effect"
 import { type ChildProcess, spawn } from "node:child_process"
@@ -13,6 +12,7 @@ import * as fs from "node:fs"
 import * as os from "node:os"
 import * as path from "node:path"
 import { fileURLToPath } from "node:url"
+import * as DirectoryGuard from "../services/platform/DirectoryGuard.ts"
 
 /** An error that occurs when the experiment itself could not be carried out: it says nothing about the system. */
 export class HarnessError extends Schema.TaggedError<HarnessError>()("HarnessError", {
@@ -74,39 +74,12 @@ export interface Processes {
 /** This program, as this process runs it: compiled, or straight from the sources. */
 const program = fileURLToPath(new URL(import.meta.url.endsWith(".ts") ? "../main.ts" : "../main.js", import.meta.url))
 
-/** One that is killed may be in the middle of a write: what it makes while the directory is removed is removed again. */
-const watchdog = `
-trap '' INT TERM HUP
-pids=
-while read -r pid; do pids="$pids $pid"; done
-for pid in $pids; do kill -KILL "$pid" 2>/dev/null; done
-tries=0
-until rm -rf -- "$1" && [ ! -e "$1" ]; do
-  tries=$((tries + 1))
-  [ "$tries" -ge 100 ] && break
-  sleep 0.1
-done
-`
-
 export const make: Effect.Effect<Processes, HarnessError, Scope.Scope> = Effect.gen(function* () {
   const scratch = yield* Effect.try({
     try: () => fs.mkdtempSync(path.join(os.tmpdir(), "dlock-world-")),
     catch: (cause) => new HarnessError({ step: "scratch", message: String(cause) })
   })
-  const guard = spawn("/bin/sh", ["-c", watchdog, "sh", scratch], {
-    stdio: ["pipe", "ignore", "ignore"],
-    detached: true
-  })
-  guard.on("error", () => {})
-  guard.stdin.on("error", () => {})
-  const guardEnded = Deferred.makeUnsafe<void>()
-  guard.once("exit", () => Deferred.doneUnsafe(guardEnded, Effect.void))
-  yield* Effect.addFinalizer(() =>
-    Effect.andThen(
-      Effect.sync(() => guard.stdin.end()),
-      Deferred.await(guardEnded)
-    )
-  )
+  const guard = yield* DirectoryGuard.guard(scratch)
   return {
     scratch,
     start: (name, command, environment) =>
@@ -128,7 +101,7 @@ export const make: Effect.Effect<Processes, HarnessError, Scope.Scope> = Effect.
           if (child.pid === undefined) {
             return Effect.fail(new HarnessError({ step: `start ${name}`, message: "the process could not be started" }))
           }
-          guard.stdin.write(`${child.pid}\n`)
+          guard.alsoEnds(child.pid)
           return Effect.succeed(observe(name, child, onThisMachine(child, child.pid)))
         }),
         (service) => service.stop
