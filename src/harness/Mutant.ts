@@ -39,6 +39,16 @@ export const patternOf = ({ find }: Edit): RegExp =>
       .join(";?\\s+"),
     "g"
   )
+/** The text with the change made. Throws when it has not the one place, or any, that the edit is about. */
+export const apply = (text: string, edit: Edit): string => {
+  const { all, file, find, replace } = edit
+  const pattern = patternOf(edit)
+  const places = [...text.matchAll(pattern)].length
+  if (places !== 1 && !(all === true && places > 0)) {
+    throw new Error(`the mutant no longer applies: ${places} places of ${file} say ${find}`)
+  }
+  return text.replaceAll(pattern, () => replace)
+}
 /** All places of a file. */
 export const everywhere = (file: string, find: string, replace: string): Edit => ({ file, find, replace, all: true })
 /** The same statement with something in front of it. */

@@ -4,7 +4,7 @@
  * failed. A mutant is applied to the sources while they are loaded, in this thread alone.
  */
 import { withoutStacks } from "./LeanRuntime.ts"
-import { patternOf } from "./Mutant.ts"
+import { apply } from "./Mutant.ts"
 import { registerHooks } from "node:module"
 import { parentPort, workerData } from "node:worker_threads"
 import type { Edit, JobResult, WorkerJob } from "./SimPool.ts"
@@ -13,15 +13,9 @@ const { jobs, mutant, shared, stopAtFailure } = workerData as WorkerJob
 const counters = new Int32Array(shared)
 
 const applied = new Set<Edit>()
-const apply = (text: string, edit: Edit): string => {
-  const { all, file, find, replace } = edit
-  const pattern = patternOf(edit)
-  const places = [...text.matchAll(pattern)].length
-  if (places !== 1 && !(all === true && places > 0)) {
-    throw new Error(`the mutant no longer applies: ${places} places of ${file} say ${find}`)
-  }
+const noteAndApply = (text: string, edit: Edit): string => {
   applied.add(edit)
-  return text.replaceAll(pattern, () => replace)
+  return apply(text, edit)
 }
 
 if (mutant !== undefined) {
@@ -29,7 +23,7 @@ if (mutant !== undefined) {
     load: (url, context, next) => {
       const loaded = next(url, context)
       const own = mutant.filter(({ file }) => url.replace(/\.[jt]s$/, "").endsWith(file.replace(/\.ts$/, "")))
-      return own.length === 0 ? loaded : { ...loaded, source: own.reduce(apply, String(loaded.source)) }
+      return own.length === 0 ? loaded : { ...loaded, source: own.reduce(noteAndApply, String(loaded.source)) }
     }
   })
 }

@@ -4,7 +4,7 @@ import { assert, describe, it } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fs from "node:fs"
 import { stripTypeScriptTypes } from "node:module"
-import { type Mutant, patternOf } from "../../src/harness/Mutant.ts"
+import { apply, type Mutant, patternOf } from "../../src/harness/Mutant.ts"
 import { mutants } from "../../src/harness/Mutants.ts"
 import type { Job } from "../../src/harness/SimJob.ts"
 import { type Edit, runJobs } from "../../src/harness/SimPool.ts"
@@ -15,6 +15,12 @@ const jobs = (runs: number, scenario = "uc-03"): ReadonlyArray<Job> => [
 
 const run = (edits: ReadonlyArray<Edit>, runs: number, scenario?: string) =>
   Effect.runPromise(Effect.result(runJobs({ jobs: jobs(runs, scenario), workers: 1, mutant: edits })))
+
+/** What an edit changes, in the sources or in what the compiler makes of them. */
+const textOf = (root: string, extension: string, { file }: Edit): string => {
+  const [found] = fs.globSync(`${root}/**/${file.replace(/ts$/, extension)}`)
+  return fs.readFileSync(found ?? file, "utf8")
+}
 
 describe("mutants", () => {
   it("have names of their own, and a survivor has a reason", () => {
@@ -29,9 +35,7 @@ describe("mutants", () => {
     it(`each change places that there are in ${root}`, () => {
       const wrong = mutants.flatMap(({ edits, id }) =>
         edits.flatMap((one) => {
-          const [file] = fs.globSync(`${root}/**/${one.file.replace(/ts$/, extension)}`)
-          const text = fs.readFileSync(file ?? one.file, "utf8")
-          const places = [...text.matchAll(patternOf(one))].length
+          const places = [...textOf(root, extension, one).matchAll(patternOf(one))].length
           return places === 1 || (one.all === true && places > 0) ? [] : [`${id}: ${places} places say ${one.find}`]
         })
       )
@@ -41,22 +45,13 @@ describe("mutants", () => {
     it(`what they make of ${root} is a program`, () => {
       const broken = mutants.flatMap(({ edits, id }) => {
         const texts = new Map<string, string>()
-        for (const one of edits) {
-          const [file] = fs.globSync(`${root}/**/${one.file.replace(/ts$/, extension)}`)
-          const text = texts.get(one.file) ?? fs.readFileSync(file ?? one.file, "utf8")
-          texts.set(
-            one.file,
-            text.replace(patternOf(one), () => one.replace)
-          )
+        try {
+          for (const one of edits) texts.set(one.file, apply(texts.get(one.file) ?? textOf(root, extension, one), one))
+          texts.forEach((text) => stripTypeScriptTypes(text))
+          return []
+        } catch (cause) {
+          return [`${id}: ${String(cause)}`]
         }
-        return [...texts].flatMap(([file, text]) => {
-          try {
-            stripTypeScriptTypes(text)
-            return []
-          } catch (cause) {
-            return [`${id}: ${file}: ${String(cause)}`]
-          }
-        })
       })
       assert.deepStrictEqual(broken, [])
     })
