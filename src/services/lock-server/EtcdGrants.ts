@@ -270,10 +270,8 @@ export const renew = Effect.fnUntraced(function* (
     const alive = yield* client.keepAlive(own.lease, budget)
     const { value } = yield* look(state, [at.lock(key), at.session(own.grant.sessionId)], budget)
     const [lock, session] = found(value)
-    if (lock?.mod_revision !== own.revision || session === undefined) {
-      forget(state, key, token)
+    if (lock?.mod_revision !== own.revision || session === undefined)
       return yield* lost(state, key, ownerId, token, budget)
-    }
     if (alive === null || alive.term !== value.header.raft_term) continue
     const expiresAt = Math.max(knownExpiry(state, key, own), sentAt + alive.ttlMillis)
     remember(state, key, own, expiresAt)
@@ -306,6 +304,7 @@ const lost = Effect.fnUntraced(function* (
   budget: Budget
 ): Effect.fn.Return<never, LockLost | Doubt> {
   const { at } = state
+  forget(state, key, ownerId, token)
   const { value } = yield* look(state, [at.ended(key, token), at.held(key), at.lock(key)], budget)
   const [ended, held, lock] = found(value)
   const told = readEnded(ended)
@@ -358,10 +357,7 @@ export const release = Effect.fnUntraced(function* (
     )
     .pipe(Effect.onError(() => state.leases.finishIf(own.lease, hasEnded(state, key, token, by))))
   const isOurs = value.succeeded || (repeated && readEnded(found(value)[0])?.by === by)
-  if (!isOurs) {
-    forget(state, key, token)
-    return yield* lost(state, key, ownerId, token, budget)
-  }
+  if (!isOurs) return yield* lost(state, key, ownerId, token, budget)
   yield* endedHere(state, key, own)
   return { heldMillis: Math.max(0, state.now() - own.grant.grantedAt) }
 })

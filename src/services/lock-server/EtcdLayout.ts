@@ -1,7 +1,7 @@
 /**
  * What lies in etcd, and how it is read and written.
  *
- *     lock/{key}                      the live grant, under a lease of its own; its mod revision is the token
+ *     lock/{key}                      the live grant, under a lease that serves no other; its mod revision is the token
  *     held/{key}                      the same value without a lease: stays until the end of the grant has been told
  *     seen/{key}                      the last grant of the key that ended, remembered for a while
  *     ended/{key}/{token}             how that grant ended, remembered for a short while

@@ -15,8 +15,9 @@
  *   Where the answer is lost and cannot be found, nobody owns it, and it runs out by itself.
  * - What a late keep-alive of a grant before does is to lengthen the lease: the key of a holder that died is free later by
  *   that, once. Nobody is promised what it adds.
- * - No lease is kept alive for being used again; that is for holders only. It runs from when it was asked for. What is promised to a holder is what then remains of it, and one of which too
- *   little remains is not taken: no holder keeps a key longer for it, and none is promised less than 95 % of what he asked.
+ * - No lease is kept alive for being used again; that is for holders only. It runs from when it was asked for. What is
+ *   promised to a holder is what then remains of it, and one of which too little remains is not taken: no holder keeps a key
+ *   longer for it, and none is promised less than 95 % of what he asked.
  * - They are granted ahead only where the last one was taken within a second, as many as will be used soon. Who acquires
  *   once a minute costs no lease that nobody uses, and when the crowd has gone the rest is revoked within a second.
  */

@@ -2,7 +2,7 @@
  * The lock store on etcd. What lies there is described in `EtcdLayout.ts`.
  *
  * - **Acquire** is one transaction: nobody holds the key, my session lives, this id was not granted yet; then the grant is
- *   put under a lease of its own, and the revision is the token. Where the key is known to be held there is a look before
+ *   put under a lease, and the revision is the token. Where the key is known to be held there is a look before
  *   it, which decides nothing: it keeps contenders from writing and from taking leases.
  * - **A lease** serves one grant at a time, and comes back from a grant that this instance has ended, to serve the next one
  *   (`EtcdLeasesAhead.ts` says why that is safe). Those that are finished are revoked together.

@@ -123,19 +123,16 @@ export const closeSession = Effect.fnUntraced(function* (
   const lease = leaseOf(sessionId)
   if (lease === undefined) return yield* new SessionUnknown({ sessionId })
   const { openId, revision } = yield* liveSession(state, sessionId, ownerId, budget)
-  const { repeated, value } = yield* (
-    client
-      .txn(
-        {
-          compare: [revisionIs(at.session(sessionId), revision)],
-          success: [remove(at.session(sessionId)), remove(at.opened(sessionId)), remove(at.open(ownerId, openId))],
-          failure: sessionKeys(state, sessionId).map(range)
-        },
-        budget
-      )
-      // The lease of a session serves nothing else, so it is finished when the session is gone, whoever has closed it.
-      .pipe(Effect.onError(() => leases.finishIf(lease, isGone(state, at.session(sessionId), revision))))
-  )
+  const { repeated, value } = yield* client
+    .txn(
+      {
+        compare: [revisionIs(at.session(sessionId), revision)],
+        success: [remove(at.session(sessionId)), remove(at.opened(sessionId)), remove(at.open(ownerId, openId))],
+        failure: sessionKeys(state, sessionId).map(range)
+      },
+      budget
+    )
+    .pipe(Effect.onError(() => leases.finishIf(lease, isGone(state, at.session(sessionId), revision))))
   if (!value.succeeded) {
     const [session, opened, expired] = found(value)
     const failure = sessionFailure(sessionId, ownerId, session, opened, expired)
@@ -146,6 +143,7 @@ export const closeSession = Effect.fnUntraced(function* (
   yield* leases.finish(lease)
 })
 
+/** Whoever has closed it: the lease of a session serves nothing else. */
 const isGone =
   ({ client }: State, key: string, revision: string) =>
   (budget: Budget) =>

@@ -257,17 +257,12 @@ export const remember = (
   state.grants.set(key, { stored, expiresAt, lease })
 }
 
-/** The grant is no more, whoever has ended it. Its lease may serve another one by now, so it is not kept alive again. */
-export const forget = (state: State, key: LockKey, token: FencingToken): void => {
-  if (state.grants.get(key)?.stored.token === token) state.grants.delete(key)
-}
-
 /** A transaction of this call has ended the grant, so its lease is this instance's: to be used again, or revoked. */
 export const endedHere = (state: State, key: LockKey, stored: Stored): Effect.Effect<void> =>
   Effect.suspend(() => {
     const known = state.grants.get(key)
     const lease = known?.stored.token === stored.token ? known.lease : undefined
-    forget(state, key, stored.token)
+    forget(state, key, stored.grant.ownerId, stored.token)
     return lease === undefined ? state.leases.finish(stored.lease) : state.ahead.giveBack(lease)
   })
 
@@ -279,6 +274,11 @@ export const expiryToShow = (state: State, key: LockKey, stored: Stored, budget:
     if (known > now) return Effect.succeed(known)
     return Effect.map(state.client.remaining(stored.lease, budget), (millis) => state.now() + (millis ?? 0))
   })
+
+/** The grant is no more, whoever has ended it. Its lease may serve another one by now, so it is not kept alive again. */
+export const forget = (state: State, key: LockKey, ownerId: OwnerId, token: FencingToken): void => {
+  if (isGrant(state.grants.get(key)?.stored, ownerId, token)) state.grants.delete(key)
+}
 
 export const isGrant = (stored: Stored | undefined, ownerId: OwnerId, token: FencingToken): stored is Stored =>
   stored !== undefined && stored.token === token && stored.grant.ownerId === ownerId

@@ -3,7 +3,7 @@
  * statement, one transaction and one commit; of operations that come in crowds one call does many (`PgBatches.ts`).
  *
  * - Small pools. Renewals, releases and heartbeats have connections of their own: 200 contenders that wait for a
- *   connection must not make a holder miss his renewal.
+ *   connection must not make a holder miss his renewal. (A lone release borrows theirs while nobody acquires.)
  * - Every call ends within the deadline. A write is never cancelled in flight (see `Pg.ts`): after the deadline its fate
  *   is unknown, and `BackendUnavailable` says so.
  * - Changes are notified after the commit, in batches. `NOTIFY` within the transaction takes a lock of the whole server

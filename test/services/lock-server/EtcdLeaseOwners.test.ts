@@ -2,8 +2,7 @@
 import { assert, describe, it } from "@effect/vitest"
 import { Effect } from "effect"
 import type { ITxnRequest } from "etcd3"
-import { AcquireId, LockKey, OwnerId, type SessionId } from "../../../src/core/lock/Lock.ts"
-import type { LockStore } from "../../../src/core/lock/LockStore.ts"
+import { AcquireId, type LockGrant, LockKey, OwnerId, type SessionId } from "../../../src/core/lock/Lock.ts"
 import * as EtcdClient from "../../../src/services/lock-server/EtcdClient.ts"
 import * as EtcdGrants from "../../../src/services/lock-server/EtcdGrants.ts"
 import * as EtcdLockStore from "../../../src/services/lock-server/EtcdLockStore.ts"
@@ -26,7 +25,7 @@ const scene = Effect.gen(function* () {
   const options = { endpoints: [server.endpoint], timeoutMillis: 5_000 }
   const first = yield* EtcdLockStore.make(options)
   const client = yield* EtcdClient.make(options)
-  const said = { keepAlives: 0, after: nothing, silent: false, next: k1 }
+  const said = { keepAlives: 0, after: nothing, silent: false, next: undefined as LockGrant | undefined }
   const second = yield* makeState(
     {
       ...client,
@@ -64,35 +63,36 @@ const scene = Effect.gen(function* () {
     )
   })
   const budget = client.budget(5_000)
-  return { budget, first, isThere, leaseOf, open, request, revoked, said, second }
-})
-
-/** The first instance acquires until the lease serves a grant again. */
-const reusedFor = (
-  { leaseOf, open, request, said }: Effect.Success<typeof scene>,
-  first: LockStore["Service"],
-  lease: string | undefined
-) =>
-  Effect.gen(function* () {
-    const session = yield* open("second")
+  const session = yield* open("first")
+  const { token } = yield* first.tryAcquire(request(k1, session, "a1"))
+  const lease = yield* leaseOf(k1)
+  /** The first instance acquires until the lease of k1 serves a grant again. */
+  const reused = Effect.gen(function* () {
+    const next = yield* open("second")
     for (let i = 0; i < 8; i++) {
       const key = LockKey.make(`next-${i}`)
-      const grant = yield* first.tryAcquire(request(key, session, key))
+      const grant = yield* first.tryAcquire(request(key, next, key))
       if ((yield* leaseOf(key)) !== lease) continue
-      said.next = key
-      return grant
+      said.next = grant
+      return
     }
     return assert.fail("the lease serves no other grant")
   })
+  /** After all that the second instance has meant to revoke. */
+  const servesOn = Effect.gen(function* () {
+    yield* revoked
+    assert.isTrue(yield* isThere(lease))
+    const next = said.next ?? assert.fail("there is no next grant")
+    assert.isTrue((yield* first.inspect(next.key)).held)
+    return next
+  })
+  return { budget, first, isThere, lease, leaseOf, open, request, reused, said, second, servesOn, session, token }
+})
 
 describe("the owner of a lease", () => {
   it.live("a lease of a grant that another instance has ended is that instance's, and is not used again", () =>
     Effect.gen(function* () {
-      const all = yield* scene
-      const { budget, first, isThere, leaseOf, open, request, second } = all
-      const session = yield* open("first")
-      const { token } = yield* first.tryAcquire(request(k1, session, "a1"))
-      const lease = yield* leaseOf(k1)
+      const { budget, first, isThere, lease, leaseOf, request, second, session, token } = yield* scene
       yield* EtcdGrants.revoke(
         second,
         { key: k1, expectedToken: undefined, operator: "op", reason: "test", revocationId: AcquireId.make("r1") },
@@ -111,21 +111,17 @@ describe("the owner of a lease", () => {
 
   it.live("who holds on to a grant that is no more keeps the lease alive once, and ends nothing", () =>
     Effect.gen(function* () {
-      const all = yield* scene
-      const { budget, first, isThere, leaseOf, open, request, revoked, said, second } = all
-      const { token } = yield* first.tryAcquire(request(k1, yield* open("first"), "a1"))
-      const lease = yield* leaseOf(k1)
+      const { budget, first, reused, said, second, servesOn, token } = yield* scene
       const renew = Effect.flatMap(budget, (bound) => EtcdGrants.renew(second, k1, ownerId, token, bound))
       yield* renew
       yield* first.release(k1, ownerId, token)
-      const grant = yield* reusedFor(all, first, lease)
+      yield* reused
       for (let i = 0; i < 3; i++) assert.strictEqual((yield* Effect.flip(renew))._tag, "LockLost")
       assert.strictEqual(said.keepAlives, 2)
       const release = Effect.flatMap(budget, (bound) => EtcdGrants.release(second, k1, ownerId, token, bound))
       assert.strictEqual((yield* Effect.flip(release))._tag, "LockLost")
-      yield* revoked
-      assert.isTrue(yield* isThere(lease))
-      assert.strictEqual((yield* first.renew(said.next, ownerId, grant.token, TTL)).token, grant.token)
+      const { key, token: next } = yield* servesOn
+      assert.strictEqual((yield* first.renew(key, ownerId, next, TTL)).token, next)
     })
   )
 
@@ -133,31 +129,21 @@ describe("the owner of a lease", () => {
     "who finds a key whose session is gone, and comes too late for it, leaves the lease to whoever was faster",
     () =>
       Effect.gen(function* () {
-        const all = yield* scene
-        const { budget, first, isThere, leaseOf, open, request, revoked, said, second } = all
-        const session = yield* open("first")
-        const { token } = yield* first.tryAcquire(request(k1, session, "a1"))
-        const lease = yield* leaseOf(k1)
+        const { budget, first, open, request, reused, said, second, servesOn, session, token } = yield* scene
         const stranger = yield* open("third")
         let looked = false
-        // t0 the second instance sees k1 held   t1 the first ends it, grants k2 under its lease, and the session closes
+        // t0 the second instance sees k1 held   t1 the first ends it, grants another under its lease, and the session closes
         said.after = ({ compare, success }) => {
           if (looked || compare !== undefined || success?.length !== 7) return Effect.void
           looked = true
           return first
             .release(k1, ownerId, token)
-            .pipe(
-              Effect.andThen(reusedFor(all, first, lease)),
-              Effect.andThen(first.closeSession(session, ownerId)),
-              Effect.orDie
-            )
+            .pipe(Effect.andThen(reused), Effect.andThen(first.closeSession(session, ownerId)), Effect.orDie)
         }
         second.contended.set(k1, true)
         yield* EtcdGrants.tryAcquire(second, request(k1, stranger, "b1"), yield* budget)
         assert.isTrue(looked)
-        yield* revoked
-        assert.isTrue(yield* isThere(lease))
-        assert.isTrue((yield* first.inspect(said.next)).held)
+        yield* servesOn
       })
   )
 
@@ -165,51 +151,40 @@ describe("the owner of a lease", () => {
     "a sweep that finds a grant whose session is gone, and is not the first to end it, leaves the lease alone",
     () =>
       Effect.gen(function* () {
-        const all = yield* scene
-        const { budget, first, isThere, leaseOf, open, request, revoked, said, second } = all
-        const session = yield* open("first")
-        yield* first.tryAcquire(request(k1, session, "a1"))
-        const lease = yield* leaseOf(k1)
+        const { budget, first, open, request, reused, said, second, servesOn, session } = yield* scene
         yield* first.closeSession(session, ownerId)
         const next = yield* open("third")
         let swept = false
-        // t0 the sweep reads what has ended   t1 the first instance ends it for the next holder, and its lease serves k2
+        // t0 the sweep reads what has ended   t1 the first instance ends it for the next holder, and its lease serves another
         said.after = ({ success }) => {
           if (swept || success?.length !== 4) return Effect.void
           swept = true
-          return Effect.orDie(Effect.andThen(first.tryAcquire(request(k1, next, "a3")), reusedFor(all, first, lease)))
+          return Effect.orDie(Effect.andThen(first.tryAcquire(request(k1, next, "a3")), reused))
         }
         const { expiredGrants } = yield* EtcdSweep.sweep(second, yield* budget)
         assert.isTrue(swept)
         assert.deepStrictEqual(expiredGrants, [])
-        yield* revoked
-        assert.isTrue(yield* isThere(lease))
-        assert.isTrue((yield* first.inspect(said.next)).held)
+        yield* servesOn
       })
   )
 
   it.live("a grant that is all but over is ended by a transaction, and only then is its lease", () =>
     Effect.gen(function* () {
-      const all = yield* scene
-      const { budget, first, isThere, leaseOf, open, request, revoked, said, second } = all
-      const session = yield* open("first")
-      const { token } = yield* first.tryAcquire(request(k1, session, "a1"))
-      const lease = yield* leaseOf(k1)
+      const { budget, first, isThere, leaseOf, request, reused, said, second, servesOn, session, token } = yield* scene
       const again = Effect.flatMap(budget, (bound) =>
         Effect.flip(EtcdGrants.tryAcquire(second, request(k1, session, "a1"), bound))
       )
       let released = false
-      // t0 etcd says that nothing remains, and the key is still there   t1 it is released, and the lease serves k2
+      // t0 etcd says that nothing remains, and the key is still there   t1 it is released, and the lease serves another
       said.silent = true
       said.after = ({ compare, success }) => {
         if (released || compare?.length !== 1 || success?.length !== 0) return Effect.void
         released = true
-        return Effect.orDie(Effect.andThen(first.release(k1, ownerId, token), reusedFor(all, first, lease)))
+        return Effect.orDie(Effect.andThen(first.release(k1, ownerId, token), reused))
       }
       assert.strictEqual((yield* again)._tag, "LockLost")
       assert.isTrue(released)
-      yield* revoked
-      assert.isTrue(yield* isThere(lease))
+      yield* servesOn
 
       yield* first.tryAcquire(request(k1, session, "a3"))
       const over = yield* leaseOf(k1)
